@@ -1,0 +1,57 @@
+"""opvi: online Bayesian inference with particles."""
+
+from importlib.metadata import version
+
+from opvi import fields as fields
+from opvi import kernels as kernels
+from opvi import metrics as metrics
+from opvi import schedules as schedules
+from opvi import targets as targets
+from opvi.algorithms import ball as ball
+from opvi.algorithms import blob as blob
+from opvi.algorithms import box as box
+from opvi.algorithms import gfsd as gfsd
+from opvi.algorithms import gfsf as gfsf
+from opvi.algorithms import langevin as langevin
+from opvi.algorithms import online_map as online_map
+from opvi.algorithms import opvi as opvi
+from opvi.algorithms import parvi as parvi
+from opvi.algorithms import svgd as svgd
+from opvi.algorithms import wag as wag
+from opvi.algorithms import wnes as wnes
+from opvi.distributions import Bernoulli as Bernoulli
+from opvi.distributions import Categorical as Categorical
+from opvi.distributions import Normal as Normal
+from opvi.inference import Chunk as Chunk
+from opvi.inference import Compared as Compared
+from opvi.inference import History as History
+from opvi.inference import compare as compare
+from opvi.inference import run as run
+from opvi.predictive import Predictive as Predictive
+from opvi.predictive import predict as predict
+from opvi.schedules import decaying as decaying
+from opvi.schedules import power as power
+from opvi.schedules import saturating as saturating
+from opvi.schedules import static as static
+from opvi.stream import Stream as Stream
+from opvi.stream import batch as batch
+from opvi.stream import stream as stream
+from opvi.targets import Gamma as Gamma
+from opvi.targets import Target as Target
+from opvi.targets import bernoulli as bernoulli
+from opvi.targets import categorical as categorical
+from opvi.targets import draw as draw
+from opvi.targets import gaussian as gaussian
+from opvi.targets import gaussian_mixture as gaussian_mixture
+from opvi.targets import linear_regression as linear_regression
+from opvi.targets import logistic_regression as logistic_regression
+from opvi.targets import mlp as mlp
+from opvi.targets import network as network
+from opvi.targets import softmax_regression as softmax_regression
+from opvi.targets import target as target
+from opvi.types import Algorithm as Algorithm
+from opvi.types import Batch as Batch
+from opvi.types import DivergedError as DivergedError
+from opvi.types import FieldValue as FieldValue
+
+__version__ = version("opvi")

@@ -1,0 +1,79 @@
+"""What all samplers share: counting rounds and rows, weighing the batch, and surviving a bad update."""
+
+import math
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import optax
+from jax.scipy.special import logsumexp
+
+from opvi.schedules import LikelihoodScale
+from opvi.targets import Scored, Target, score
+from opvi.types import Array, Batch, Particles, Scalar, Schedule, at_round
+
+LARGEST_COUNT = 2**31 - 1  # counters stop here instead of turning negative on an endless stream
+
+
+class Clock(NamedTuple):
+    """Where in the stream a round stands, with t and both row counts in the particles' dtype."""
+
+    round: Array  # int32, the new value of state.round
+    rows: Array  # int32, the new value of state.rows
+    t: Scalar
+    batch_rows: Scalar
+    seen_rows: Scalar
+
+
+def tick(state: Any, batch: Batch) -> Clock:
+    """Count this round and its rows (those with a weight above 0)."""
+    dtype = state.particles.dtype
+    here = (batch.weight > 0).sum(dtype=jnp.int32)
+    rows = state.rows + jnp.minimum(here, LARGEST_COUNT - state.rows)
+    round_ = optax.safe_increment(state.round)
+    at_least_one = jnp.maximum(here, 1).astype(dtype)  # a batch of padding alone must not divide by 0
+    return Clock(round_, rows, round_.astype(dtype), at_least_one, jnp.maximum(rows, 1).astype(dtype))
+
+
+class Weighed(NamedTuple):
+    """The score that drives a round, and how well the batch was predicted before learning from it."""
+
+    scores: Array  # [n, d]
+    log_predictive: Scalar
+
+
+def weigh(
+    target: Target, particles: Particles, batch: Batch, clock: Clock, scale: LikelihoodScale, prior_weight: Schedule
+) -> Weighed:
+    r"""$s = \kappa_t \nabla \ell_t(x) + \eta_t \nabla \log p_0(x)$."""
+    scored = score(target, particles, batch)
+    kappa = scale(clock.batch_rows, clock.seen_rows)
+    eta = at_round(prior_weight, clock.t)
+    return Weighed(kappa * scored.likelihood + eta * scored.prior, _log_predictive(scored, batch))
+
+
+def _log_predictive(scored: Scored, batch: Batch) -> Scalar:
+    """Mean log predictive density of the batch under the particles before their update (prequential)."""
+    rows = logsumexp(scored.log_likelihood, axis=0) - math.log(len(scored.log_likelihood))
+    return (rows * batch.weight).sum() / jnp.maximum(batch.weight.sum(), 1e-30)
+
+
+def keep_if_finite(new: Any, old: Any, particles: Particles) -> tuple[Any, Array]:
+    """The new state, or the old one where the new particles are not finite; and whether they were."""
+    finite = jnp.isfinite(particles).all()
+    return jax.tree.map(lambda a, b: jnp.where(finite, a, b), new, old), finite
+
+
+def root_mean_square(field: Array) -> Scalar:
+    return jnp.sqrt((field**2).mean())
+
+
+def as_optimizer(step: Schedule | optax.GradientTransformation) -> optax.GradientTransformation:
+    """An optax optimizer from a step size, a schedule of t = 1, 2, …, or an optimizer."""
+    if isinstance(step, optax.GradientTransformation):
+        return step
+    if callable(step):
+        return optax.sgd(lambda count: step(count + 1))  # optax counts updates from 0, rounds count from 1
+    if not step > 0:
+        raise ValueError(f"`step` is {step!r}, but must be greater than 0, a schedule, or an optax optimizer.")
+    return optax.sgd(step)

@@ -1,0 +1,69 @@
+"""Langevin dynamics: independent particles moved by the score and fresh noise."""
+
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from opvi.algorithms.common import keep_if_finite, root_mean_square, tick, weigh
+from opvi.schedules import LikelihoodScale, batch_sum
+from opvi.targets import Target, as_particles, cast
+from opvi.types import Algorithm, Array, Batch, Key, Particles, Scalar, Schedule, at_round
+
+
+class LangevinState(NamedTuple):
+    """What the next round needs, and nothing else."""
+
+    particles: Particles
+    round: Array
+    rows: Array
+
+
+class LangevinInfo(NamedTuple):
+    """What a round did, for readers; never fed back."""
+
+    rows: Array  # rows seen, this batch included
+    log_predictive: Scalar  # mean log predictive density of the batch, before learning from it
+    drift: Scalar  # root mean square of the score
+    finite: Array  # False: the update was not finite and the particles stayed where they were
+
+
+def langevin(
+    target: Target,
+    *,
+    step: Schedule,
+    temperature: Schedule = 1.0,
+    prior_weight: Schedule = 1.0,
+    likelihood_scale: LikelihoodScale = batch_sum,
+) -> Algorithm:
+    r"""Unadjusted (stochastic gradient) Langevin dynamics, one batch a round.
+
+    $$x \gets x + \alpha_t s(x) + \sqrt{2 \alpha_t \tau_t}\, \xi, \qquad
+      s = \kappa_t \nabla \ell_t + \eta_t \nabla \log p_0, \quad \xi \sim N(0, I)$$
+
+    Args:
+        step: $\alpha_t$, a number or a schedule. Noise and drift are tied, so no optimizer fits here.
+        temperature: $\tau_t$; 1 samples, 0 descends.
+        prior_weight, likelihood_scale: as in `parvi`.
+    """
+    if not callable(step) and not step > 0:
+        raise ValueError(f"`step` is {step!r}, but must be a number greater than 0 or a schedule.")
+
+    def init(key: Key, particles: Any) -> LangevinState:
+        zero = jnp.zeros((), jnp.int32)
+        return LangevinState(as_particles(target, key, particles), zero, zero)
+
+    @jax.jit
+    def step_(key: Key, state: LangevinState, batch: Batch) -> tuple[LangevinState, LangevinInfo]:
+        x = state.particles
+        batch = cast(batch, x.dtype)
+        clock = tick(state, batch)
+        s, log_predictive = weigh(target, x, batch, clock, likelihood_scale, prior_weight)
+        alpha, tau = at_round(step, clock.t), at_round(temperature, clock.t)
+        noise = jax.random.normal(jax.random.fold_in(key, clock.round), x.shape, x.dtype)
+        x_new = x + alpha * s + jnp.sqrt(2 * alpha * tau) * noise
+        kept, finite = keep_if_finite(LangevinState(x_new, clock.round, clock.rows), state, x_new)
+        info = LangevinInfo(clock.rows, log_predictive, root_mean_square(s), finite)
+        return kept._replace(round=clock.round, rows=clock.rows), info
+
+    return Algorithm(init, step_)

@@ -1,0 +1,71 @@
+"""What a model says about y given x: the three conditional distributions that heads produce.
+
+Each is a NamedTuple of arrays whose last batch axis is rows, so a set of particles is the same type
+with one more leading axis.
+"""
+
+import math
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from opvi.types import Array, Key
+
+
+class Normal(NamedTuple):
+    """y ~ N(mean, variance), one number a row."""
+
+    mean: Array
+    variance: Array
+
+    def log_density(self, y: Array) -> Array:
+        """The log density of y, row by row."""
+        return -0.5 * ((y - self.mean) ** 2 / self.variance + jnp.log(2 * math.pi * self.variance))
+
+    def sample(self, key: Key) -> Array:
+        """One draw of y a row."""
+        noise = jax.random.normal(key, self.mean.shape, self.mean.dtype)
+        return self.mean + jnp.sqrt(self.variance) * noise
+
+
+class Bernoulli(NamedTuple):
+    """y is 1 with probability sigmoid(logit), else 0."""
+
+    logit: Array
+
+    def log_density(self, y: Array) -> Array:
+        """The log density of y, row by row."""
+        y = y.astype(self.logit.dtype)
+        return y * jax.nn.log_sigmoid(self.logit) + (1 - y) * jax.nn.log_sigmoid(-self.logit)
+
+    def log_probabilities(self) -> Array:
+        """Log probabilities of the classes, on a last axis."""
+        return jnp.stack([jax.nn.log_sigmoid(-self.logit), jax.nn.log_sigmoid(self.logit)], -1)
+
+    def sample(self, key: Key) -> Array:
+        """One draw of y a row."""
+        return jax.random.bernoulli(key, jax.nn.sigmoid(self.logit)).astype(jnp.int32)
+
+
+class Categorical(NamedTuple):
+    """y is one of the classes 0, 1, …, C - 1, with probabilities softmax(logits)."""
+
+    logits: Array  # [..., C]
+
+    def log_density(self, y: Array) -> Array:
+        """The log density of y, row by row."""
+        log_p = self.log_probabilities()
+        y = jnp.broadcast_to(y.astype(jnp.int32), log_p.shape[:-1])
+        return jnp.take_along_axis(log_p, y[..., None], -1)[..., 0]
+
+    def log_probabilities(self) -> Array:
+        """Log probabilities of the classes, on a last axis."""
+        return jax.nn.log_softmax(self.logits, -1)
+
+    def sample(self, key: Key) -> Array:
+        """One draw of y a row."""
+        return jax.random.categorical(key, self.logits)
+
+
+Distribution = Normal | Bernoulli | Categorical

@@ -1,0 +1,107 @@
+"""`make demo`: the mixture streamed once, three samplers, their distance to the exact posterior, one picture."""
+
+import argparse
+import sys
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+
+import opvi
+from opvi.experiments.mixture import GridPosterior, exact_posterior, to_midpoint_gap, tracking_error
+
+ROUNDS, ROWS, PARTICLES = 500, 10_000, 100
+SHOWN = (10, 100, 500)  # rounds
+
+
+def methods() -> dict[str, tuple[opvi.Algorithm, Any]]:
+    """The paper's samplers on its synthetic experiment, with its authors' kernel and step."""
+    target = opvi.gaussian_mixture()
+    kernel, bandwidth = opvi.kernels.rbf(normalised=True), opvi.kernels.median_awgf()
+    step = opvi.decaying(2.0, 0.55)
+    field = opvi.fields.svgd(kernel, bandwidth)
+    return {
+        "OPVI, growing batch": (opvi.opvi(target, step=step, field=field), opvi.power(0.55)),
+        "SVGD, 20 rows a round": (opvi.svgd(target, step=step, kernel=kernel, bandwidth=bandwidth), 20),
+        "Langevin, 20 rows a round": (opvi.langevin(target, step=opvi.decaying(0.1, 0.55)), 20),
+    }
+
+
+def rows_seen(compared: opvi.Compared, t: int) -> int:
+    """Rows that a method had seen after round t."""
+    return int(compared.history.info.rows[t - 1])
+
+
+def draw_picture(results: dict[str, opvi.Compared], posteriors: dict[int, GridPosterior], path: Path) -> Path:
+    """Particles over the exact posterior of the rows seen, as the stream goes by."""
+    import matplotlib.pyplot as plt
+
+    from opvi import plots
+
+    with plots.style():
+        figure, axes = plt.subplots(len(results), len(SHOWN), figsize=(9.6, 7.4), sharex="col", sharey="col")
+        for row, (name, compared) in zip(axes, results.items(), strict=True):
+            for ax, t in zip(row, SHOWN, strict=True):
+                n = rows_seen(compared, t)
+                posterior = posteriors[n]
+                x = to_midpoint_gap(compared.history.record[t - 1])
+                plots.particles_over_density(ax, x, posterior.midpoints, posterior.gaps, posterior.mass)
+                error = tracking_error(compared.history.record[t - 1], posterior)
+                ax.set_title(f"round {t}: {n:,} rows seen, {error:.1f} sd away", fontsize=9)
+            row[0].set_ylabel(f"{name}\ngap θ₂")
+        for ax in axes[-1]:
+            ax.set_xlabel("midpoint θ₁ + θ₂/2")
+        figure.suptitle("Particles (dots) over the exact posterior of the rows seen (50, 90 and 99 % of its mass)")
+        figure.tight_layout()
+        return plots.save(figure, path)
+
+
+def print_table(results: dict[str, opvi.Compared], posteriors: dict[int, GridPosterior]) -> None:
+    """Distance to the exact posterior, W2 in its standard deviations; and what exact draws would have."""
+    from rich.console import Console
+    from rich.table import Table
+
+    table = Table(title="Distance to the exact posterior of the rows seen (W2 in posterior sd, mirrored modes folded)")
+    table.add_column("sampler")
+    for t in SHOWN:
+        table.add_column(f"round {t}", justify="right")
+    table.add_column("rows", justify="right")
+    for name, compared in results.items():
+        errors = [
+            tracking_error(compared.history.record[t - 1], posteriors[rows_seen(compared, t)]) for t in SHOWN
+        ]
+        table.add_row(name, *(f"{error:.2f}" for error in errors), f"{compared.rows:,}")
+    floor = tracking_error(posteriors[ROWS].draw(PARTICLES, seed=1), posteriors[ROWS])
+    table.add_row(f"{PARTICLES} exact draws", *([""] * (len(SHOWN) - 1)), f"{floor:.2f}", "", style="dim")
+    Console(width=None if sys.stdout.isatty() else 100).print(table)
+
+
+def main(arguments: list[str] | None = None) -> None:
+    """Run the demo."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--out", type=Path, default=Path("demo-output"), help="folder for the picture")
+    parser.add_argument("--seed", type=int, default=0)
+    options = parser.parse_args(arguments)
+    data = np.asarray(opvi.targets.sample_mixture(jax.random.key(options.seed + 1), ROWS))
+    print(f"Streaming {ROWS:,} rows of a two-component Gaussian mixture once, in {ROUNDS} rounds.", flush=True)
+    results = opvi.compare(
+        methods(),
+        data,
+        options.seed,
+        rounds=ROUNDS,
+        rows=ROWS,
+        particles=jax.random.normal(jax.random.key(options.seed), (PARTICLES, 2)),  # the authors' start
+        record=lambda state, info, batch: state.particles,
+        progress=True,
+    )
+    print("Computing the exact posterior on a grid …", flush=True)
+    needed = {rows_seen(compared, t) for compared in results.values() for t in SHOWN}
+    posteriors = {n: exact_posterior(data[:n]) for n in sorted(needed)}
+    print_table(results, posteriors)
+    path = draw_picture(results, posteriors, options.out / "mixture.png")
+    print(f"Picture: {path.resolve()}")
+
+
+if __name__ == "__main__":
+    main()

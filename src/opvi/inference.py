@@ -1,0 +1,270 @@
+"""Running a sampler over a stream: chunks of equal shape in one compiled loop, and a history as arrays."""
+
+import math
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from functools import partial
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from opvi.progress import Progress
+from opvi.schedules import BatchRule, within_budget
+from opvi.stream import row_count, stream
+from opvi.types import Algorithm, Array, Batch, Data, DivergedError, Key, as_key
+
+CHUNK_BYTES = 1 << 24  # of batches and of recorded values held at once
+CHUNK_ROUNDS = 512
+
+
+class Chunk(NamedTuple):
+    """What a callback sees: the rounds just done."""
+
+    state: Any  # after the last of them
+    round: int  # rounds done in all
+    info: Any  # leaves [k, ...]
+    record: Any  # leaves [k, ...], or None
+    batches: list[Batch]
+
+
+class History(NamedTuple):
+    """A run as arrays, one entry a round."""
+
+    round: np.ndarray  # [T]: 1, 2, …
+    info: Any  # the algorithm's Info, leaves [T, ...]
+    record: Any  # what `record` returned, leaves [T, ...], or None
+    callbacks: dict[str, Any]  # name -> {"round": [m], "value": leaves [m, ...]}
+    seconds: float  # wall time, compilation included
+
+
+Record = Callable[[Any, Any, Batch], Any]
+Callback = Callable[[Chunk], Any]
+
+
+@partial(jax.jit, static_argnums=(0, 1))
+def _advance(
+    step: Callable[..., Any], record: Record | None, key: Key, state: Any, batches: Batch, count: Array
+) -> tuple[Any, Any]:
+    """The first `count` of the stacked batches, one after the other. A traced count: any length, one program."""
+
+    def one(state: Any, batch: Batch) -> tuple[Any, Any]:
+        state, info = step(key, state, batch)
+        return state, (info, record(state, info, batch) if record else None)
+
+    first = jax.tree.map(lambda leaf: leaf[0], batches)
+    room = len(batches.weight)
+    out = jax.tree.map(lambda s: jnp.zeros((room, *s.shape), s.dtype), jax.eval_shape(one, state, first)[1])
+
+    def body(i: Array, carry: tuple[Any, Any]) -> tuple[Any, Any]:
+        state, out = carry
+        state, values = one(state, jax.tree.map(lambda leaf: leaf[i], batches))
+        return state, jax.tree.map(lambda rows, value: rows.at[i].set(value), out, values)
+
+    return jax.lax.fori_loop(0, count, body, (state, out))
+
+
+def run(
+    algorithm: Algorithm,
+    batches: Iterable[Batch],
+    key: Any,
+    *,
+    particles: Any = 100,
+    state: Any = None,
+    rounds: int | None = None,
+    record: Record | None = None,
+    callbacks: Mapping[str, Callback] | None = None,
+    every: int | None = None,
+    progress: bool = False,
+) -> tuple[Any, History]:
+    """Run a sampler over a stream. Returns its state and the history.
+
+    The result is the same, bit for bit, as calling `algorithm.step` in a loop, whatever `every` is and
+    wherever the run is cut and resumed: `run(algorithm, stream.after(state.round), key, state=state)`.
+
+    Args:
+        algorithm: e.g. `opvi.opvi(target, step=0.01)`.
+        batches: `opvi.stream(...)`, or any iterable of `Batch`.
+        key: a JAX key or an integer seed. The same key resumes the same run.
+        particles: what `algorithm.init` takes: how many to draw, or the particles themselves.
+        state: where to go on from, instead of new particles.
+        rounds: stop after this many more rounds.
+        record: a pure function of `(state, info, batch)`, compiled into the loop; what it returns is kept
+            for every round.
+        callbacks: name -> function of a `Chunk`, called on the host between chunks; what it returns (an
+            array, or a pytree of them) is kept in `history.callbacks[name]`, None is not.
+        every: call them every so many rounds. By default chunks are as long as memory likes.
+        progress: draw a progress bar on standard error.
+    """
+    key = as_key(key)
+    for name, value in (("rounds", rounds), ("every", every)):
+        if value is not None and value < 1:
+            raise ValueError(f"`{name}` is {value}, but must be at least 1, or None.")
+    if state is None:
+        state = algorithm.init(key, particles)
+    log = _Log(int(state.round))
+    last = getattr(batches, "rounds", None)
+    if rounds is not None:
+        last = min(last or math.inf, log.first + rounds)
+    rows = int(state.rows)
+    with Progress("learning", log.first, last, progress) as bar:
+        for chunk in _chunks(_first(batches, rounds), state, every):
+            room = _room(algorithm.step, record, key, state, chunk[0], every)
+            state, (info, recorded) = _advance(
+                algorithm.step, record, key, state, _stack(chunk, room, state), jnp.int32(len(chunk))
+            )
+            info, recorded = jax.tree.map(lambda leaf: np.asarray(leaf)[: len(chunk)], (info, recorded))
+            log.add(info, recorded)
+            _refuse_divergence(info, state, log)
+            seen = Chunk(state, log.done, info, recorded, chunk)
+            for name, callback in (callbacks or {}).items():
+                log.note(name, callback(seen))
+            bar.update(log.done, int(info.rows[-1]), int(info.rows[-1]) - rows)
+    if log.done == log.first:
+        raise ValueError("the stream is empty: it gave no batch, but a run needs at least one.")
+    return state, log.history()
+
+
+def _first(batches: Iterable[Batch], rounds: int | None) -> Iterator[Batch]:
+    """The first `rounds` batches, and not one more pulled from a source that cannot give it back."""
+    source = iter(batches)
+    while rounds is None or rounds > 0:
+        batch = next(source, None)
+        if batch is None:
+            return
+        rounds = None if rounds is None else rounds - 1
+        yield batch
+
+
+def _chunks(batches: Iterator[Batch], state: Any, every: int | None) -> Iterator[list[Batch]]:
+    """Consecutive batches of one shape, cut where memory or a callback asks for it."""
+    chunk: list[Batch] = []
+    shape, size, t = None, 0, int(state.round)
+    for batch in batches:
+        new_shape = jax.tree.map(np.shape, batch)
+        new_size = sum(np.asarray(leaf).nbytes for leaf in jax.tree.leaves(batch))
+        if chunk and (new_shape != shape or (len(chunk) + 1) * size > CHUNK_BYTES or len(chunk) == CHUNK_ROUNDS):
+            yield chunk
+            chunk = []
+        chunk.append(batch)
+        shape, size, t = new_shape, new_size, t + 1
+        if every and t % every == 0:
+            yield chunk
+            chunk = []
+    if chunk:
+        yield chunk
+
+
+def _room(step: Any, record: Any, key: Key, state: Any, batch: Batch, every: int | None) -> int:
+    """Rounds that a compiled chunk of this shape has room for: the same for every chunk of one run."""
+    size = sum(np.asarray(leaf).nbytes for leaf in jax.tree.leaves(batch))
+    return max(1, min(CHUNK_ROUNDS, every or CHUNK_ROUNDS, CHUNK_BYTES // size))
+
+
+def _stack(chunk: list[Batch], room: int, state: Any) -> Batch:
+    """The batches on a new leading axis of `room` rounds, floats in the particles' dtype; the rest is never read."""
+    dtype = state.particles.dtype
+
+    def stack(*leaves: Any) -> np.ndarray:
+        first = np.asarray(leaves[0])
+        kind = dtype if first.dtype.kind == "f" else first.dtype
+        out = np.zeros((room, *first.shape), kind)
+        for i, leaf in enumerate(leaves):
+            out[i] = leaf
+        return out
+
+    return jax.tree.map(stack, *chunk)
+
+
+def _refuse_divergence(info: Any, state: Any, log: "_Log") -> None:
+    bad = ~np.asarray(info.finite)
+    if bad.any():
+        at = log.done - len(bad) + int(bad.argmax()) + 1
+        raise DivergedError(
+            f"the update of round {at} was not finite, so the particles stayed as they were before it. The batch "
+            "itself was finite: the step is too large, or the log density overflows. Lower `step`, or standardise "
+            "the data. The state is in this error's `state`, the history in its `history`.",
+            state,
+            log.history(),
+        )
+
+
+class _Log:
+    """Collects a run's arrays."""
+
+    def __init__(self, first: int):
+        self.first = self.done = first
+        self.infos: list[Any] = []
+        self.records: list[Any] = []
+        self.notes: dict[str, list[tuple[int, Any]]] = {}
+        self.start = time.perf_counter()
+
+    def add(self, info: Any, recorded: Any) -> None:
+        self.infos.append(info)
+        self.records.append(recorded)
+        self.done += len(info.finite)
+
+    def note(self, name: str, value: Any) -> None:
+        if value is not None:
+            self.notes.setdefault(name, []).append((self.done, value))
+
+    def history(self) -> History:
+        def join(parts: list[Any]) -> Any:
+            return jax.tree.map(lambda *leaves: np.concatenate(leaves), *parts)
+
+        callbacks = {}
+        for name, entries in self.notes.items():
+            rounds, values = zip(*entries, strict=True)
+            value = jax.tree.map(lambda *leaves: np.stack([np.asarray(leaf) for leaf in leaves]), *values)
+            callbacks[name] = {"round": np.asarray(rounds), "value": value}
+        record = join(self.records) if self.records[0] is not None else None
+        seconds = time.perf_counter() - self.start
+        return History(np.arange(self.first + 1, self.done + 1), join(self.infos), record, callbacks, seconds)
+
+
+class Compared(NamedTuple):
+    """One method's part in a comparison."""
+
+    state: Any
+    history: History
+    rows: int  # rows visited, counted
+
+
+def compare(
+    methods: Mapping[str, tuple[Algorithm, int | BatchRule | Callable[[int], int]]],
+    data: Data,
+    key: Any,
+    *,
+    rounds: int,
+    rows: int,
+    particles: Any = 100,
+    record: Record | None = None,
+    progress: bool = False,
+) -> dict[str, Compared]:
+    """Run methods under one budget: the same rounds and the same total of rows for each (FITDS).
+
+    Every batch rule is fitted to the budget with `schedules.within_budget`, so its growth is kept and its
+    total is exact; the rows each method visits are counted and checked. All start from the same key.
+
+    Args:
+        methods: name -> `(algorithm, batch_size)`.
+        data: arrays with at least `rows` rows; the first `rows` are streamed once, in order.
+        rounds, rows: the budget.
+        key, particles, record, progress: as in `run`.
+    """
+    available = row_count(data)
+    if available < rows:
+        raise ValueError(f"the budget is {rows} rows, but the data have {available}. Lower `rows`.")
+    budget = jax.tree.map(lambda a: np.asarray(a)[:rows], data)
+    results = {}
+    for name, (algorithm, rule) in methods.items():
+        source = stream(budget, within_budget(rule, rounds, rows))
+        state, history = run(algorithm, source, key, particles=particles, record=record, progress=progress)
+        visited = int(state.rows)
+        if len(history.round) != rounds or visited != rows:
+            raise AssertionError(
+                f"{name} took {len(history.round)} rounds and {visited} rows, not {rounds} and {rows}."
+            )
+        results[name] = Compared(state, history, visited)
+    return results

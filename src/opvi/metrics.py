@@ -1,0 +1,143 @@
+r"""How good predictions are, and how far samples are from a distribution.
+
+Scores of predictions take what `opvi.predict` gives and the true y; distances of samples take
+`[n, d]` matrices.
+"""
+
+import math
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.scipy.stats import norm
+from scipy.optimize import linear_sum_assignment  # scipy comes with jax
+
+from opvi.distributions import Normal
+from opvi.kernels import centred, median, squared_distances
+from opvi.predictive import Predictive
+from opvi.types import Array, Particles, Scalar, Scores
+
+# --- predictions ------------------------------------------------------------------------------
+
+
+def rmse(predictive: Predictive, y: Array) -> Scalar:
+    """Root mean squared error of the predictive mean. Smaller is better."""
+    return jnp.sqrt(((predictive.mean() - y) ** 2).mean())
+
+
+def log_predictive_density(predictive: Predictive, y: Array) -> Scalar:
+    """Mean log predictive density. Larger is better."""
+    return predictive.log_density(y).mean()
+
+
+def accuracy(predictive: Predictive, y: Array) -> Scalar:
+    """Share of rows whose most probable class is the true one."""
+    return (predictive.classes() == y).mean()
+
+
+def brier(predictive: Predictive, y: Array) -> Scalar:
+    r"""$\mathrm{mean} \sum_c (p_c - [y = c])^2$: 0 is perfect, 2 is surely wrong everywhere."""
+    p = predictive.probabilities()
+    return ((p - jax.nn.one_hot(y, p.shape[1], dtype=p.dtype)) ** 2).sum(1).mean()
+
+
+def expected_calibration_error(predictive: Predictive, y: Array, bins: int = 15) -> Scalar:
+    """Mean gap between confidence and accuracy, over equally wide bins of confidence, weighted by rows."""
+    p = predictive.probabilities()
+    confidence = p.max(1)
+    right = (p.argmax(1) == y).astype(p.dtype)
+    index = jnp.clip((confidence * bins).astype(jnp.int32), 0, bins - 1)
+    gap = jnp.zeros(bins, p.dtype).at[index].add(confidence - right)
+    return jnp.abs(gap).sum() / len(p)
+
+
+def coverage(predictive: Predictive, y: Array, level: float = 0.9) -> Scalar:
+    """Share of rows inside the central interval of that level; equal to the level if calibrated."""
+    low, high = predictive.interval(level)
+    return ((low <= y) & (y <= high)).mean()
+
+
+def crps(predictive: Predictive, y: Array) -> Scalar:
+    r"""Mean continuous ranked probability score of a Gaussian mixture, in closed form. Smaller is better.
+
+    $$\tfrac1n \sum_i A(y - \mu_i, \sigma_i^2) - \tfrac{1}{2n^2} \sum_{ij} A(\mu_i - \mu_j, \sigma_i^2 + \sigma_j^2),
+      \qquad A(m, s^2) = 2 s\, \phi(m/s) + m\, (2\Phi(m/s) - 1)$$
+    """
+    if not isinstance(predictive.components, Normal):
+        raise TypeError("CRPS needs a Gaussian head; for classes use `brier`.")
+    mean, variance = predictive.components
+
+    def absolute_moment(m: Array, s2: Array) -> Array:
+        s = jnp.sqrt(s2)
+        return 2 * s * norm.pdf(m / s) + m * (2 * norm.cdf(m / s) - 1)
+
+    def row(mean: Array, variance: Array, y: Array) -> Array:  # one row at a time: n² memory, not n²·B
+        spread = absolute_moment(mean[:, None] - mean[None, :], variance[:, None] + variance[None, :])
+        return absolute_moment(y - mean, variance).mean() - spread.mean() / 2
+
+    return jax.lax.map(lambda a: row(*a), (mean.T, variance.T, jnp.asarray(y, mean.dtype))).mean()
+
+
+# --- samples ----------------------------------------------------------------------------------
+
+
+def ksd(particles: Particles, scores: Scores) -> Scalar:
+    r"""Kernel Stein discrepancy to the distribution with these scores, by the IMQ kernel. Smaller is better.
+
+    $$\mathrm{KSD}^2 = \tfrac{1}{n^2} \sum_{ij} k\, s_i \cdot s_j + 2 k' (x_i - x_j) \cdot (s_j - s_i)
+      - 2 d k' - 4 r k''$$
+
+    with $k(r) = (1 + r)^{-1/2}$. It sees scale: whiten particles and scores first if their units differ.
+    """
+    x = centred(particles)
+    d = x.shape[1]
+    r = squared_distances(x, x)
+    k = (1 + r) ** -0.5
+    k1 = -0.5 * (1 + r) ** -1.5
+    k2 = 0.75 * (1 + r) ** -2.5
+    inner = jnp.matmul(scores, scores.T, precision="highest")
+    cross = jnp.matmul(x, scores.T, precision="highest")  # x_i · s_j
+    own = jnp.diagonal(cross)
+    # (x_i - x_j)·(s_j - s_i) = x_i·s_j + x_j·s_i - x_i·s_i - x_j·s_j
+    moved = cross + cross.T - own[:, None] - own[None, :]
+    return jnp.sqrt(jnp.maximum((k * inner + 2 * k1 * moved - 2 * d * k1 - 4 * r * k2).mean(), 0))
+
+
+def mmd(x: Particles, y: Particles, bandwidth: float | None = None) -> Scalar:
+    r"""Maximum mean discrepancy between two samples, kernel $e^{-r/h}$; h by the median of y if not given."""
+    h = median()(y) * math.log(len(y)) if bandwidth is None else bandwidth
+    origin = y.mean(0, keepdims=True)
+    x, y = x - origin, y - origin
+
+    def mean_kernel(a: Particles, b: Particles) -> Scalar:
+        return jnp.exp(-squared_distances(a, b) / h).mean()
+
+    return jnp.sqrt(jnp.maximum(mean_kernel(x, x) + mean_kernel(y, y) - 2 * mean_kernel(x, y), 0))
+
+
+LARGEST_MATCHING = 8192  # rows of the assignment problem, whose cost grows with the cube
+
+
+def wasserstein2(x: Particles, y: Particles) -> float:
+    """The 2-Wasserstein distance between two samples, exactly, by optimal assignment.
+
+    Samples of different size are repeated to a common one, which is the same distance.
+    """
+    a, b = np.asarray(x, float), np.asarray(y, float)
+    if a.ndim != 2 or b.ndim != 2 or a.shape[1] != b.shape[1]:
+        raise ValueError(f"samples have shapes {a.shape} and {b.shape}, but must be [n, d] and [m, d] with equal d.")
+    if not (np.isfinite(a).all() and np.isfinite(b).all()):
+        return math.nan
+    common = math.lcm(len(a), len(b))
+    if common > LARGEST_MATCHING:
+        raise ValueError(
+            f"samples of {len(a)} and {len(b)} rows need an assignment of {common}, more than {LARGEST_MATCHING}. "
+            "Give samples whose sizes divide each other, or thin the larger."
+        )
+    a, b = np.repeat(a, common // len(a), 0), np.repeat(b, common // len(b), 0)
+    if a.shape[1] == 1:  # on a line, sorting is optimal
+        return float(np.sqrt(((np.sort(a[:, 0]) - np.sort(b[:, 0])) ** 2).mean()))
+    a, b = a - b.mean(0), b - b.mean(0)
+    cost = (a**2).sum(1)[:, None] + (b**2).sum(1)[None, :] - 2 * a @ b.T
+    rows, columns = linear_sum_assignment(cost)
+    return float(np.sqrt(((a[rows] - b[columns]) ** 2).sum(1).mean()))

@@ -1,0 +1,195 @@
+r"""Targets from networks: any `apply` function, a Bayesian MLP, and the linear models as its special case."""
+
+import math
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from opvi.distributions import Bernoulli, Categorical, Distribution, Normal
+from opvi.targets.base import Target, target
+from opvi.types import Array, Key, Params
+
+
+class Gamma(NamedTuple):
+    """A Gamma prior on a precision, by shape and rate. The paper uses Gamma(1, 0.1): mean 10."""
+
+    shape: float = 1.0
+    rate: float = 0.1
+
+    def log_density_of_log(self, log_precision: Array) -> Array:
+        """The density of the logarithm, Jacobian included, up to a constant."""
+        return self.shape * log_precision - self.rate * jnp.exp(log_precision)
+
+    def sample_log(self, key: Key) -> Array:
+        """The logarithm of a draw."""
+        return jnp.log(jax.random.gamma(key, self.shape)) - math.log(self.rate)
+
+
+class Head(NamedTuple):
+    """How a network's outputs become a distribution of y."""
+
+    distribution: Callable[[Array, Array | None], Distribution]  # (outputs, log noise precision)
+    noise_prior: Gamma | None = None
+
+
+def _one_output(outputs: Array, head: str) -> Array:
+    if outputs.ndim == 2 and outputs.shape[1] == 1:
+        return outputs[:, 0]
+    if outputs.ndim != 1:
+        raise ValueError(
+            f"`apply` returned shape {outputs.shape}, but the {head} head takes one output a row: (B,) or (B, 1)."
+        )
+    return outputs
+
+
+def gaussian(noise: float | Gamma = 1.0) -> Head:
+    """y = output + noise. `noise` is the noise variance, or a Gamma prior on its precision to infer it."""
+    if not isinstance(noise, Gamma) and not noise > 0:
+        raise ValueError(f"`noise` is {noise!r}, but a variance must be greater than 0.")
+
+    def distribution(outputs: Array, log_precision: Array | None) -> Normal:
+        mean = _one_output(outputs, "gaussian")
+        variance = jnp.asarray(noise, mean.dtype) if log_precision is None else jnp.exp(-log_precision)
+        return Normal(mean, jnp.broadcast_to(variance, mean.shape))
+
+    return Head(distribution, noise if isinstance(noise, Gamma) else None)
+
+
+def bernoulli() -> Head:
+    """y is 0 or 1; the output is the logit of 1."""
+    return Head(lambda outputs, _: Bernoulli(_one_output(outputs, "bernoulli")))
+
+
+def categorical() -> Head:
+    """y is a class index; the outputs are one logit a class."""
+
+    def distribution(outputs: Array, _: Array | None) -> Categorical:
+        if outputs.ndim != 2:
+            raise ValueError(f"`apply` returned shape {outputs.shape}, but the categorical head takes (B, classes).")
+        return Categorical(outputs)
+
+    return Head(distribution)
+
+
+def network(
+    apply: Callable[[Params, Array], Array],
+    init: Callable[[Key], Params],
+    head: Head,
+    *,
+    prior_variance: float | Gamma = 1.0,
+) -> Target:
+    r"""A Bayesian network from its `apply`: your own, flax's `model.apply`, or an equinox module's call.
+
+    $$w \sim N(0, \lambda^{-1} I), \qquad y \mid x \sim \mathrm{head}(\mathrm{apply}(w, x))$$
+
+    Batches are pairs `(X, y)`.
+
+    Args:
+        apply: `apply(params, X)` gives the outputs of a batch: `[B]`, `[B, 1]` or `[B, classes]`.
+        init: draws one set of parameters from a key.
+        head: `opvi.gaussian(...)`, `opvi.bernoulli()` or `opvi.categorical()`.
+        prior_variance: $\lambda^{-1}$, or a Gamma prior on $\lambda$ to infer it.
+    """
+    precision_prior = prior_variance if isinstance(prior_variance, Gamma) else None
+    if not isinstance(prior_variance, Gamma) and not prior_variance > 0:
+        raise ValueError(f"`prior_variance` is {prior_variance!r}, but must be greater than 0.")
+
+    def init_all(key: Key) -> Params:
+        params = {"weights": init(key)}
+        if head.noise_prior is not None:  # precision 1: the noise of standardised targets before any fit
+            params["log_noise_precision"] = jnp.zeros(())
+        if precision_prior is not None:
+            params["log_prior_precision"] = precision_prior.sample_log(jax.random.fold_in(key, 1))
+        return params
+
+    def log_prior(params: Params) -> Array:
+        leaves = jax.tree.leaves(params["weights"])
+        squares = sum((leaf**2).sum() for leaf in leaves)
+        total = jnp.zeros((), leaves[0].dtype)
+        if precision_prior is not None:
+            log_precision = params["log_prior_precision"]
+            count = sum(leaf.size for leaf in leaves)
+            total += 0.5 * count * log_precision - 0.5 * jnp.exp(log_precision) * squares
+            total += precision_prior.log_density_of_log(log_precision)
+        else:
+            total += -0.5 * squares / prior_variance
+        if head.noise_prior is not None:
+            total += head.noise_prior.log_density_of_log(params["log_noise_precision"])
+        return total
+
+    def predict(params: Params, x: Array) -> Distribution:
+        return head.distribution(apply(params["weights"], x), params.get("log_noise_precision"))
+
+    def log_likelihood(params: Params, batch: Any) -> Array:
+        x, y = batch
+        return predict(params, x).log_density(y)
+
+    return target(log_prior, log_likelihood, init_all, predict)
+
+
+class Layer(NamedTuple):
+    """One affine map of an MLP."""
+
+    weights: Array  # [inputs, outputs]
+    bias: Array  # [outputs]
+
+
+def mlp(
+    features: int,
+    hidden: Sequence[int] = (50,),
+    head: Head | None = None,
+    *,
+    outputs: int = 1,
+    activation: Callable[[Array], Array] = jax.nn.relu,
+    prior_variance: float | Gamma = 1.0,
+) -> Target:
+    r"""A fully connected Bayesian network.
+
+    Starting weights are $N(0, 1/(\text{inputs}+1))$ and biases 0, which keeps outputs near unit size;
+    standardise X, and y for a Gaussian head.
+
+    Args:
+        features: columns of X.
+        hidden: width of each hidden layer; `()` is the linear model.
+        head: Gaussian with noise variance 1 if not given.
+        outputs: classes for a categorical head, otherwise 1.
+        activation: between layers.
+        prior_variance: see `network`.
+    """
+    sizes = (features, *hidden, outputs)
+    if min(sizes) < 1:
+        raise ValueError(f"layer sizes are {sizes}, but each must be at least 1.")
+
+    def init(key: Key) -> list[Layer]:
+        keys = jax.random.split(key, len(sizes) - 1)
+        return [
+            Layer(jax.random.normal(k, (fan_in, fan_out)) / math.sqrt(fan_in + 1), jnp.zeros(fan_out))
+            for k, fan_in, fan_out in zip(keys, sizes[:-1], sizes[1:], strict=True)
+        ]
+
+    def apply(layers: list[Layer], x: Array) -> Array:
+        if x.ndim != 2 or x.shape[1] != features:
+            raise ValueError(f"X has shape {x.shape}, but this model takes {features} features: shape (B, {features}).")
+        for index, layer in enumerate(layers):
+            x = activation(x) if index else x
+            x = x @ layer.weights + layer.bias[None, :]
+        return x
+
+    return network(apply, init, head or gaussian(), prior_variance=prior_variance)
+
+
+def linear_regression(features: int, *, noise: float | Gamma = 1.0, prior_variance: float | Gamma = 1.0) -> Target:
+    r"""$y \sim N(Xw + b, \sigma^2)$ with a Gaussian prior on w and b: conjugate when both variances are given."""
+    return mlp(features, (), gaussian(noise), prior_variance=prior_variance)
+
+
+def logistic_regression(features: int, *, prior_variance: float | Gamma = 1.0) -> Target:
+    r"""$P(y = 1) = \sigma(Xw + b)$."""
+    return mlp(features, (), bernoulli(), prior_variance=prior_variance)
+
+
+def softmax_regression(features: int, classes: int, *, prior_variance: float | Gamma = 1.0) -> Target:
+    r"""$P(y = c) = \mathrm{softmax}(XW + b)_c$."""
+    return mlp(features, (), categorical(), outputs=classes, prior_variance=prior_variance)
