@@ -1,5 +1,6 @@
 """Running a sampler over a stream: chunks of equal shape in one compiled loop, and a history as arrays."""
 
+import itertools
 import math
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -43,16 +44,18 @@ Record = Callable[[Any, Any, Batch], Any]
 Callback = Callable[[Chunk], Any]
 
 
+def _round(step: Callable[..., Any], record: Record | None, key: Key, state: Any, batch: Batch) -> tuple[Any, Any]:
+    state, info = step(key, state, batch)
+    return state, (info, record(state, info, batch) if record else None)
+
+
 @partial(jax.jit, static_argnums=(0, 1))
 def _advance(
     step: Callable[..., Any], record: Record | None, key: Key, state: Any, batches: Batch, count: Array
 ) -> tuple[Any, Any]:
     """The first `count` of the stacked batches, one after the other. A traced count: any length, one program."""
 
-    def one(state: Any, batch: Batch) -> tuple[Any, Any]:
-        state, info = step(key, state, batch)
-        return state, (info, record(state, info, batch) if record else None)
-
+    one = partial(_round, step, record, key)
     first = jax.tree.map(lambda leaf: leaf[0], batches)
     room = len(batches.weight)
     out = jax.tree.map(lambda s: jnp.zeros((room, *s.shape), s.dtype), jax.eval_shape(one, state, first)[1])
@@ -103,26 +106,29 @@ def run(
             raise ValueError(f"`{name}` is {value}, but must be at least 1, or None.")
     if state is None:
         state = algorithm.init(key, particles)
-    log = _Log(int(state.round))
+    source = _first(batches, rounds)
+    head = next(source, None)
+    if head is None:
+        raise ValueError("the stream is empty: it gave no batch, but a run needs at least one.")
+    kept = 0 if record is None else _bytes(jax.eval_shape(partial(_round, algorithm.step, record, key), state, head)[1])
+
+    def room(batch: Batch) -> int:
+        """Rounds of this shape that are held at once."""
+        return max(1, min(CHUNK_ROUNDS, every or CHUNK_ROUNDS, CHUNK_BYTES // max(_bytes(batch), kept, 1)))
+
+    log = _Log(int(state.round), callbacks or {}, every)
+    first_rows = int(state.rows)
     last = getattr(batches, "rounds", None)
     if rounds is not None:
         last = min(last or math.inf, log.first + rounds)
-    rows = int(state.rows)
     with Progress("learning", log.first, last, progress) as bar:
-        for chunk in _chunks(_first(batches, rounds), state, every):
-            room = _room(algorithm.step, record, key, state, chunk[0], every)
-            state, (info, recorded) = _advance(
-                algorithm.step, record, key, state, _stack(chunk, room, state), jnp.int32(len(chunk))
-            )
-            info, recorded = jax.tree.map(lambda leaf: np.asarray(leaf)[: len(chunk)], (info, recorded))
-            log.add(info, recorded)
-            _refuse_divergence(info, state, log)
-            seen = Chunk(state, log.done, info, recorded, chunk)
-            for name, callback in (callbacks or {}).items():
-                log.note(name, callback(seen))
-            bar.update(log.done, int(info.rows[-1]), int(info.rows[-1]) - rows)
-    if log.done == log.first:
-        raise ValueError("the stream is empty: it gave no batch, but a run needs at least one.")
+        for chunk in _chunks(itertools.chain([head], source), room, log.first, every):
+            stacked = _stack(chunk, room(chunk[0]), state.particles.dtype)
+            state, out = _advance(algorithm.step, record, key, state, stacked, jnp.int32(len(chunk)))
+            info, recorded = jax.tree.map(lambda leaf, k=len(chunk): np.asarray(leaf)[:k], out)
+            log.add(state, info, recorded, chunk)
+            bar.update(log.done, int(info.rows[-1]), int(info.rows[-1]) - first_rows)
+    log.flush()
     return state, log.history()
 
 
@@ -137,39 +143,36 @@ def _first(batches: Iterable[Batch], rounds: int | None) -> Iterator[Batch]:
         yield batch
 
 
-def _chunks(batches: Iterator[Batch], state: Any, every: int | None) -> Iterator[list[Batch]]:
-    """Consecutive batches of one shape, cut where memory or a callback asks for it."""
+def _chunks(
+    batches: Iterator[Batch], room: Callable[[Batch], int], done: int, every: int | None
+) -> Iterator[list[Batch]]:
+    """Consecutive batches of one shape, cut where room ends or a callback is due."""
     chunk: list[Batch] = []
-    shape, size, t = None, 0, int(state.round)
+    shape: Any = None
     for batch in batches:
         new_shape = jax.tree.map(np.shape, batch)
-        new_size = sum(np.asarray(leaf).nbytes for leaf in jax.tree.leaves(batch))
-        if chunk and (new_shape != shape or (len(chunk) + 1) * size > CHUNK_BYTES or len(chunk) == CHUNK_ROUNDS):
+        if chunk and (new_shape != shape or len(chunk) == room(chunk[0])):
             yield chunk
             chunk = []
         chunk.append(batch)
-        shape, size, t = new_shape, new_size, t + 1
-        if every and t % every == 0:
+        shape, done = new_shape, done + 1
+        if every and done % every == 0:
             yield chunk
             chunk = []
     if chunk:
         yield chunk
 
 
-def _room(step: Any, record: Any, key: Key, state: Any, batch: Batch, every: int | None) -> int:
-    """Rounds that a compiled chunk of this shape has room for: the same for every chunk of one run."""
-    size = sum(np.asarray(leaf).nbytes for leaf in jax.tree.leaves(batch))
-    return max(1, min(CHUNK_ROUNDS, every or CHUNK_ROUNDS, CHUNK_BYTES // size))
+def _bytes(tree: Any) -> int:
+    return sum(math.prod(leaf.shape) * np.dtype(leaf.dtype).itemsize for leaf in jax.tree.leaves(tree))
 
 
-def _stack(chunk: list[Batch], room: int, state: Any) -> Batch:
-    """The batches on a new leading axis of `room` rounds, floats in the particles' dtype; the rest is never read."""
-    dtype = state.particles.dtype
+def _stack(chunk: list[Batch], room: int, dtype: Any) -> Batch:
+    """The batches on a new leading axis of `room` rounds, floats in `dtype`; rounds past the last are never read."""
 
     def stack(*leaves: Any) -> np.ndarray:
         first = np.asarray(leaves[0])
-        kind = dtype if first.dtype.kind == "f" else first.dtype
-        out = np.zeros((room, *first.shape), kind)
+        out = np.zeros((room, *first.shape), dtype if first.dtype.kind == "f" else first.dtype)
         for i, leaf in enumerate(leaves):
             out[i] = leaf
         return out
@@ -177,50 +180,65 @@ def _stack(chunk: list[Batch], room: int, state: Any) -> Batch:
     return jax.tree.map(stack, *chunk)
 
 
-def _refuse_divergence(info: Any, state: Any, log: "_Log") -> None:
-    bad = ~np.asarray(info.finite)
-    if bad.any():
-        at = log.done - len(bad) + int(bad.argmax()) + 1
-        raise DivergedError(
-            f"the update of round {at} was not finite, so the particles stayed as they were before it. The batch "
-            "itself was finite: the step is too large, or the log density overflows. Lower `step`, or standardise "
-            "the data. The state is in this error's `state`, the history in its `history`.",
-            state,
-            log.history(),
-        )
-
-
 class _Log:
-    """Collects a run's arrays."""
+    """Collects a run's arrays, and calls the callbacks when they are due."""
 
-    def __init__(self, first: int):
+    def __init__(self, first: int, callbacks: Mapping[str, Callback], every: int | None):
         self.first = self.done = first
-        self.infos: list[Any] = []
-        self.records: list[Any] = []
+        self.callbacks, self.every = callbacks, every
+        self.chunks: list[Chunk] = []
+        self.due = 0  # chunks before this one were shown to the callbacks
         self.notes: dict[str, list[tuple[int, Any]]] = {}
         self.start = time.perf_counter()
 
-    def add(self, info: Any, recorded: Any) -> None:
-        self.infos.append(info)
-        self.records.append(recorded)
-        self.done += len(info.finite)
+    def add(self, state: Any, info: Any, recorded: Any, batches: list[Batch]) -> None:
+        self.done += len(batches)
+        self.chunks.append(Chunk(state, self.done, info, recorded, batches))
+        if not info.finite.all():
+            at = self.done - len(batches) + int(info.finite.argmin()) + 1
+            raise DivergedError(
+                f"the update of round {at} was not finite, so the particles stayed as they were before it. The batch "
+                "itself was finite: the step is too large, or the log density overflows. Lower `step`, or "
+                "standardise the data. The state is in this error's `state`, the history in its `history`.",
+                state,
+                self.history(),
+            )
+        if self.every is None or self.done % self.every == 0:
+            self.flush()
+        if not self.callbacks:  # nobody needs the rows and states of rounds gone by
+            self.chunks[-1] = self.chunks[-1]._replace(state=None, batches=[])
 
-    def note(self, name: str, value: Any) -> None:
-        if value is not None:
-            self.notes.setdefault(name, []).append((self.done, value))
+    def flush(self) -> None:
+        """Show the callbacks what is new since the last time."""
+        new = self.chunks[self.due :]
+        if not new or not self.callbacks:
+            return
+        info, recorded = _join([chunk.info for chunk in new]), _join([chunk.record for chunk in new])
+        seen = Chunk(new[-1].state, self.done, info, recorded, [batch for chunk in new for batch in chunk.batches])
+        for name, callback in self.callbacks.items():
+            value = callback(seen)
+            if value is not None:
+                self.notes.setdefault(name, []).append((self.done, value))
+        self.chunks[self.due :] = [Chunk(None, self.done, info, recorded, [])]
+        self.due = len(self.chunks)
 
     def history(self) -> History:
-        def join(parts: list[Any]) -> Any:
-            return jax.tree.map(lambda *leaves: np.concatenate(leaves), *parts)
-
         callbacks = {}
         for name, entries in self.notes.items():
             rounds, values = zip(*entries, strict=True)
             value = jax.tree.map(lambda *leaves: np.stack([np.asarray(leaf) for leaf in leaves]), *values)
             callbacks[name] = {"round": np.asarray(rounds), "value": value}
-        record = join(self.records) if self.records[0] is not None else None
-        seconds = time.perf_counter() - self.start
-        return History(np.arange(self.first + 1, self.done + 1), join(self.infos), record, callbacks, seconds)
+        return History(
+            round=np.arange(self.first + 1, self.done + 1),
+            info=_join([chunk.info for chunk in self.chunks]),
+            record=_join([chunk.record for chunk in self.chunks]),
+            callbacks=callbacks,
+            seconds=time.perf_counter() - self.start,
+        )
+
+
+def _join(parts: list[Any]) -> Any:
+    return jax.tree.map(lambda *leaves: np.concatenate(leaves), *parts)
 
 
 class Compared(NamedTuple):

@@ -54,7 +54,7 @@ def without_bad_rows(data: Data, on_bad: OnBad) -> tuple[Data, int]:
     bad = np.zeros(row_count(data), bool)
     for leaf in jax.tree.leaves(data):
         if leaf.dtype.kind in "fc":
-            bad |= ~np.isfinite(leaf).reshape(len(leaf), -1).all(1)
+            bad |= ~np.isfinite(leaf).all(axis=tuple(range(1, leaf.ndim)))
         elif leaf.dtype.kind not in "iub":
             raise TypeError(
                 f"data has a leaf of dtype {leaf.dtype}, but a stream carries numbers. Encode strings and objects."

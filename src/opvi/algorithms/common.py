@@ -73,7 +73,7 @@ def as_optimizer(step: Schedule | optax.GradientTransformation) -> optax.Gradien
     if isinstance(step, optax.GradientTransformation):
         return step
     if callable(step):
-        return optax.sgd(lambda count: step(count + 1))  # optax counts updates from 0, rounds count from 1
+        return optax.sgd(lambda count: at_round(step, count.astype(float) + 1))  # optax counts from 0, we from 1
     if not step > 0:
         raise ValueError(f"`step` is {step!r}, but must be greater than 0, a schedule, or an optax optimizer.")
     return optax.sgd(step)

@@ -1,6 +1,7 @@
 """`make demo`: the mixture streamed once, three samplers, their distance to the exact posterior, one picture."""
 
 import argparse
+import json
 import sys
 from pathlib import Path
 from typing import Any
@@ -33,7 +34,12 @@ def rows_seen(compared: opvi.Compared, t: int) -> int:
     return int(compared.history.info.rows[t - 1])
 
 
-def draw_picture(results: dict[str, opvi.Compared], posteriors: dict[int, GridPosterior], path: Path) -> Path:
+def draw_picture(
+    results: dict[str, opvi.Compared],
+    posteriors: dict[int, GridPosterior],
+    errors: dict[str, list[float]],
+    path: Path,
+) -> Path:
     """Particles over the exact posterior of the rows seen, as the stream goes by."""
     import matplotlib.pyplot as plt
 
@@ -42,12 +48,11 @@ def draw_picture(results: dict[str, opvi.Compared], posteriors: dict[int, GridPo
     with plots.style():
         figure, axes = plt.subplots(len(results), len(SHOWN), figsize=(9.6, 7.4), sharex="col", sharey="col")
         for row, (name, compared) in zip(axes, results.items(), strict=True):
-            for ax, t in zip(row, SHOWN, strict=True):
+            for ax, t, error in zip(row, SHOWN, errors[name], strict=True):
                 n = rows_seen(compared, t)
                 posterior = posteriors[n]
                 x = to_midpoint_gap(compared.history.record[t - 1])
                 plots.particles_over_density(ax, x, posterior.midpoints, posterior.gaps, posterior.mass)
-                error = tracking_error(compared.history.record[t - 1], posterior)
                 ax.set_title(f"round {t}: {n:,} rows seen, {error:.1f} sd away", fontsize=9)
             row[0].set_ylabel(f"{name}\ngap θ₂")
         for ax in axes[-1]:
@@ -57,8 +62,16 @@ def draw_picture(results: dict[str, opvi.Compared], posteriors: dict[int, GridPo
         return plots.save(figure, path)
 
 
-def print_table(results: dict[str, opvi.Compared], posteriors: dict[int, GridPosterior]) -> None:
-    """Distance to the exact posterior, W2 in its standard deviations; and what exact draws would have."""
+def distances(results: dict[str, opvi.Compared], posteriors: dict[int, GridPosterior]) -> dict[str, list[float]]:
+    """W2 to the exact posterior of the rows seen, in its standard deviations, for every method and shown round."""
+    return {
+        name: [tracking_error(compared.history.record[t - 1], posteriors[rows_seen(compared, t)]) for t in SHOWN]
+        for name, compared in results.items()
+    }
+
+
+def print_table(errors: dict[str, list[float]], floor: float) -> None:
+    """The distances, and what exact draws would have."""
     from rich.console import Console
     from rich.table import Table
 
@@ -66,14 +79,9 @@ def print_table(results: dict[str, opvi.Compared], posteriors: dict[int, GridPos
     table.add_column("sampler")
     for t in SHOWN:
         table.add_column(f"round {t}", justify="right")
-    table.add_column("rows", justify="right")
-    for name, compared in results.items():
-        errors = [
-            tracking_error(compared.history.record[t - 1], posteriors[rows_seen(compared, t)]) for t in SHOWN
-        ]
-        table.add_row(name, *(f"{error:.2f}" for error in errors), f"{compared.rows:,}")
-    floor = tracking_error(posteriors[ROWS].draw(PARTICLES, seed=1), posteriors[ROWS])
-    table.add_row(f"{PARTICLES} exact draws", *([""] * (len(SHOWN) - 1)), f"{floor:.2f}", "", style="dim")
+    for name, row in errors.items():
+        table.add_row(name, *(f"{error:.2f}" for error in row))
+    table.add_row(f"{PARTICLES} exact draws", *([""] * (len(SHOWN) - 1)), f"{floor:.2f}", style="dim")
     Console(width=None if sys.stdout.isatty() else 100).print(table)
 
 
@@ -98,8 +106,18 @@ def main(arguments: list[str] | None = None) -> None:
     print("Computing the exact posterior on a grid …", flush=True)
     needed = {rows_seen(compared, t) for compared in results.values() for t in SHOWN}
     posteriors = {n: exact_posterior(data[:n]) for n in sorted(needed)}
-    print_table(results, posteriors)
-    path = draw_picture(results, posteriors, options.out / "mixture.png")
+    errors = distances(results, posteriors)
+    floor = tracking_error(posteriors[ROWS].draw(PARTICLES, seed=1), posteriors[ROWS])
+    print_table(errors, floor)
+    path = draw_picture(results, posteriors, errors, options.out / "demo.png")
+    report = {
+        "command": f"python -m opvi.experiments.demo --seed {options.seed}",
+        "version": opvi.__version__,
+        "rounds": SHOWN,
+        "distance": errors,
+        "distance_of_exact_draws": floor,
+    }
+    (options.out / "demo.json").write_text(json.dumps(report, indent=1, ensure_ascii=False) + "\n")
     print(f"Picture: {path.resolve()}")
 
 

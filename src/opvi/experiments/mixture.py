@@ -102,7 +102,9 @@ def _grid(midpoints: Any, gaps: Any, x: Any, w: Any, variance: Any, prior: Any) 
     return jax.lax.map(one, midpoints)
 
 
-def tracking_error(particles: Any, posterior: GridPosterior, *, folded: bool = True, draws: int = 8, seed: int = 0) -> float:
+def tracking_error(
+    particles: Any, posterior: GridPosterior, *, folded: bool = True, draws: int = 8, seed: int = 0
+) -> float:
     """W2 from the particles to exact draws, in units of the posterior's standard deviation.
 
     Args:
@@ -114,5 +116,3 @@ def tracking_error(particles: Any, posterior: GridPosterior, *, folded: bool = T
     exact = posterior.draw(draws * len(particles), seed, stratified=True)
     x, y = (to_theta(to_midpoint_gap(sample), folded) for sample in (particles, exact))
     return wasserstein2(x, y) / float(np.sqrt(np.trace(posterior.moments(folded)[1])))
-
-

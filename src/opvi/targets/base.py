@@ -112,8 +112,13 @@ def _enough(n: int, at_least: int, shape: tuple[int, ...] | None = None) -> int:
     return n
 
 
-def cast(batch: Batch, dtype: Any) -> Batch:
+def cast(batch: Any, dtype: Any) -> Batch:
     """The batch with floating-point leaves in the particles' dtype."""
+    if not isinstance(batch, Batch):
+        raise TypeError(
+            f"`batch` is a {type(batch).__name__}, but `step` takes an `opvi.Batch`. "
+            "Wrap rows with `opvi.batch((X, y))`, or iterate over `opvi.stream(...)`."
+        )
 
     def convert(leaf: Any) -> Array:
         leaf = jnp.asarray(leaf)
@@ -122,13 +127,8 @@ def cast(batch: Batch, dtype: Any) -> Batch:
     return jax.tree.map(convert, batch)
 
 
-def check_batch(target: Target, particle: Array, batch: Any) -> None:
+def check_batch(target: Target, particle: Array, batch: Batch) -> None:
     """Refuse, from shapes alone, a batch this target cannot score. Runs while tracing: it costs nothing later."""
-    if not isinstance(batch, Batch):
-        raise TypeError(
-            f"`batch` is a {type(batch).__name__}, but `step` takes an `opvi.Batch`. "
-            "Wrap rows with `opvi.batch((X, y))`, or iterate over `opvi.stream(...)`."
-        )
     rows = np.shape(batch.weight)
     spec = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(np.shape(leaf), leaf.dtype), batch.data)
     params = jax.eval_shape(target.unravel, particle)

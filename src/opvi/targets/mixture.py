@@ -34,13 +34,15 @@ def gaussian_mixture(variance: float = 2.0, prior_variance: tuple[float, float] 
         return bump + jnp.logaddexp(tilt, -tilt) - 0.5 * math.log(8 * math.pi * variance)
 
     def init(key: Key) -> Array:
-        return jax.random.normal(key, (2,)) * jnp.asarray(spread, jnp.float32)
+        draw = jax.random.normal(key, (2,))
+        return draw * spread.astype(draw.dtype)
 
     return target(log_prior, log_likelihood, init)
 
 
 def sample_mixture(key: Key, rows: int, theta: tuple[float, float] = (0.0, 1.0), variance: float = 2.0) -> Array:
     """Rows drawn from the mixture at `theta`."""
-    component, noise = jax.random.split(key)
-    shift = jax.random.bernoulli(component, 0.5, (rows,)).astype(jnp.float32)
-    return theta[0] + theta[1] * shift + variance**0.5 * jax.random.normal(noise, (rows,))
+    component, spread = jax.random.split(key)
+    noise = jax.random.normal(spread, (rows,))
+    second = jax.random.bernoulli(component, 0.5, (rows,)).astype(noise.dtype)
+    return theta[0] + theta[1] * second + variance**0.5 * noise

@@ -1,0 +1,72 @@
+# make demo    the mixture streamed once: a table and a picture            (about a minute)
+# make test    the test suite
+# make lint    format, lint, types, import layers
+# make docs    the documentation, into site/
+# make bench   speed against blackjax and NumPyro, into bench-output/
+#
+# Each command sets up what it needs in .venv by itself: with uv where it is installed, else with
+# python3 -m venv and pip. PYTHON=python3.12 picks another interpreter.
+
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+UV := $(shell command -v uv 2>/dev/null)
+
+# Files under .stamps say that a set of packages is installed for this pyproject.toml.
+ifdef UV
+make_venv = $(UV) venv --quiet --allow-existing --python $(PYTHON) $(VENV)
+install = $(UV) pip install --quiet --python $(BIN)/python
+else
+make_venv = $(PYTHON) -m venv $(VENV) && $(BIN)/python -m pip install --quiet --upgrade 'pip>=25.1'
+install = $(BIN)/python -m pip install --quiet
+endif
+
+.PHONY: demo test lint docs bench clean
+
+demo: .stamps/demo
+	$(BIN)/python -m opvi.experiments.demo --out demo-output
+
+test: .stamps/test
+	$(BIN)/python -m pytest
+
+lint: .stamps/test .stamps/lint
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+
+docs: .stamps/docs
+	$(BIN)/mkdocs build --strict
+
+bench: .stamps/bench
+	$(BIN)/python -m benchmarks --out bench-output
+
+clean:
+	rm -rf $(VENV) .stamps site demo-output bench-output
+
+.stamps/venv:
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
+	  { echo "opvi needs Python 3.11 or later; $(PYTHON) is older. Try: make PYTHON=python3.12 ..."; exit 1; }
+	@echo "Setting up $(VENV) (once) ..."
+	@$(make_venv)
+	@mkdir -p .stamps && touch $@
+
+.stamps/demo: .stamps/venv pyproject.toml
+	@$(install) --editable '.[plots,cli]'
+	@touch $@
+
+.stamps/test: .stamps/venv pyproject.toml
+	@$(install) --editable '.[plots,cli,sklearn]' --group test
+	@touch $@
+
+.stamps/lint: .stamps/venv pyproject.toml
+	@$(install) --group lint
+	@touch $@
+
+.stamps/docs: .stamps/venv pyproject.toml
+	@$(install) --editable '.[docs]'
+	@touch $@
+
+.stamps/bench: .stamps/venv pyproject.toml
+	@$(install) --editable '.[cli]' --group bench
+	@touch $@

@@ -1,0 +1,21 @@
+"""Strictness for the whole suite: no silent change of rank or dtype anywhere in the library."""
+
+import jax
+import numpy as np
+import pytest
+
+import opvi
+
+jax.config.update("jax_numpy_rank_promotion", "raise")
+jax.config.update("jax_numpy_dtype_promotion", "strict")
+
+
+@pytest.fixture(scope="session")
+def mixture_rows() -> np.ndarray:
+    """Rows of the paper's mixture, enough for 500 rounds of ⌈t^0.55⌉."""
+    return np.asarray(opvi.targets.sample_mixture(jax.random.key(1), 10_108))
+
+
+@pytest.fixture(scope="session")
+def mixture() -> opvi.Target:
+    return opvi.gaussian_mixture()

@@ -1,0 +1,106 @@
+import math
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from opvi import kernels
+
+
+def pairwise(x):
+    x = np.asarray(x, float)
+    return ((x[:, None] - x[None]) ** 2).sum(-1)
+
+
+@pytest.mark.parametrize("kernel", [kernels.rbf(), kernels.rbf(normalised=True), kernels.imq()])
+def test_slope_is_the_derivative(kernel):
+    r, h = jnp.linspace(0.0, 4.0, 9), jnp.float32(1.7)
+    slope = jax.vmap(jax.grad(lambda r: kernel.value(r, h, 3)))(r)
+    np.testing.assert_allclose(kernel.slope(r, h, 3), slope, rtol=2e-6)
+
+
+def test_normalised_rbf_integrates_to_one():
+    x = np.linspace(-12, 12, 4001)
+    values = kernels.rbf(normalised=True).value(jnp.asarray(x**2, jnp.float32), jnp.float32(2.5), 1)
+    assert abs(np.trapezoid(np.asarray(values, float), x) - 1) < 1e-5
+
+
+@pytest.mark.parametrize("d", [2, 30])
+def test_squared_distances_far_from_the_origin(d):
+    x = jax.random.normal(jax.random.key(0), (40, d)) + 1000.0
+    centred = kernels.centred(x)
+    np.testing.assert_allclose(kernels.squared_distances(centred, centred), pairwise(x), rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("n", [1, 2, 7, 500])
+def test_order_statistic_is_exact(n):
+    values = jax.random.exponential(jax.random.key(n), (n,))
+    values = values.at[0].set(0.0)
+    for k in {0, n // 2, n - 1}:
+        assert kernels.order_statistic(values, k) == np.sort(np.asarray(values))[k]
+
+
+def test_order_statistic_float64():
+    with jax.enable_x64(True):
+        values = jax.random.exponential(jax.random.key(0), (99,), jnp.float64)
+        assert kernels.order_statistic(values, 49) == np.median(np.asarray(values))
+
+
+@pytest.mark.parametrize("n", [4, 5, 20, 31])
+def test_named_medians(n):
+    """Each named rule against its definition, written out with numpy's sort."""
+    x = jax.random.normal(jax.random.key(n), (n, 3))
+    r = pairwise(x)
+    pairs = np.sqrt(r[np.tril_indices(n, -1)])
+    expected = {
+        kernels.median: np.median(pairs) ** 2 / math.log(n),
+        kernels.median_liu_wang: np.median(r) / math.log(n + 1),
+        kernels.median_awgf: np.percentile(r, 50, method="higher") / math.log(n + 1),
+        kernels.median_numpyro: np.median(np.sqrt(r)) ** 2 / math.log(n) + np.finfo(np.float32).eps,
+    }
+    for rule, value in expected.items():
+        np.testing.assert_allclose(rule()(x), value, rtol=1e-5, err_msg=rule.__name__)
+
+
+def test_median_of_many_particles_uses_an_even_sample():
+    n = 3 * kernels.LARGEST_SAMPLE
+    x = jax.random.normal(jax.random.key(0), (n, 2))
+    exact = np.sqrt(np.median(pairwise(np.asarray(x)[:3000])))  # any few thousand give the same to 3 %
+    assert abs(math.sqrt(float(kernels.median()(x)) * math.log(n)) / exact - 1) < 0.03
+
+
+def test_coinciding_particles_have_a_finite_bandwidth():
+    for rule in (kernels.median(), kernels.median_liu_wang(), kernels.median_numpyro()):
+        h = rule(jnp.ones((5, 2)))
+        assert 0 < float(h) < 1e-6
+        assert bool(jnp.isfinite(kernels.rbf().slope(jnp.zeros((1,)), h, 2)).all())
+
+
+def heat_objective(x, h):
+    """The HE objective written out with loops, for the unnormalised kernel of variance b = h/2."""
+    x = np.asarray(x, float)
+    n, d = x.shape
+    b = h / 2
+    k = np.exp(-pairwise(x) / (2 * b))
+    gradient = np.stack([sum(k[j, i] * (x[i] - x[j]) for i in range(n)) / b / k[j].sum() for j in range(n)])
+    total = 0.0
+    for i in range(n):
+        laplacian = sum(k[i, j] * (((x[i] - x[j]) ** 2).sum() / b**2 - d / b) for j in range(n))
+        moved = sum(k[i, j] * (x[i] - x[j]) @ gradient[j] / b for j in range(n))
+        total += (laplacian + moved) ** 2
+    return b**2 * total
+
+
+def test_heat_equation_minimises_its_objective():
+    x = jax.random.normal(jax.random.key(3), (30, 2))
+    best = float(kernels.heat_equation()(x))
+    centre = heat_objective(x, best)
+    middle = float(kernels.median()(x))
+    grid = [heat_objective(x, middle * math.exp(e)) for e in np.linspace(-3.4, 3.4, 69)]
+    assert centre <= min(grid) * 1.01
+
+
+def test_fixed_refuses_zero():
+    with pytest.raises(ValueError, match="bandwidth must be greater than 0"):
+        kernels.fixed(0.0)

@@ -1,0 +1,86 @@
+"""The exact grid posterior, the distance to it, and the demo."""
+
+import json
+
+import jax
+import numpy as np
+import pytest
+
+import opvi
+from opvi.experiments import demo
+from opvi.experiments.mixture import exact_posterior, to_midpoint_gap, to_theta, tracking_error
+
+
+@pytest.fixture(scope="module")
+def posterior(mixture_rows):
+    return exact_posterior(mixture_rows[:1000])
+
+
+def test_grid_posterior_is_the_targets(mixture, mixture_rows, posterior):
+    """Mass ratios between grid points equal the target's own density ratios."""
+    rows = mixture_rows[:1000]
+    cells = [(60, 200), (58, 190), (62, 120), (60, 119)]
+    with jax.enable_x64(True):
+        data = np.asarray(rows, np.float64)
+
+        def log_posterior(a, b):
+            theta = to_theta(np.array([posterior.midpoints[a], posterior.gaps[b]]))
+            return float(mixture.log_prior(theta) + mixture.log_likelihood(theta, data).sum())
+
+        values = np.array([log_posterior(a, b) for a, b in cells])
+    masses = np.log([posterior.mass[a, b] for a, b in cells])
+    np.testing.assert_allclose(masses - masses[0], values - values[0], atol=1e-6)
+
+
+def test_the_grid_holds_all_the_mass(posterior):
+    edges = posterior.mass[[0, -1]].sum() + posterior.mass[:, [0, -1]].sum()
+    assert edges < 1e-8
+    assert posterior.mass.sum() == pytest.approx(1)
+
+
+def test_ten_thousand_rows_match_the_known_posterior():
+    """Known for σ_x² = 2, θ = (0, 1): sd of the midpoint 0.0149, modes of about equal weight."""
+    rows = opvi.targets.sample_mixture(jax.random.key(1), 10_000)
+    posterior = exact_posterior(rows)
+    covariance = posterior.moments(folded=True)[1]
+    to_m = np.array([1.0, 0.5])
+    assert np.sqrt(to_m @ covariance @ to_m) == pytest.approx(0.0149, abs=2e-4)
+    assert posterior.mass[:, posterior.gaps > 0].sum() == pytest.approx(0.51, abs=0.02)
+
+
+def test_moments_equal_those_of_draws(posterior):
+    draws = posterior.draw(20_000, seed=0)
+    mean, covariance = posterior.moments()
+    np.testing.assert_allclose(draws.mean(0), mean, atol=4 * np.sqrt(covariance.max() / 20_000))
+    np.testing.assert_allclose(np.cov(draws.T), covariance, atol=4 * covariance.max() * np.sqrt(2 / 20_000))
+
+
+def test_weights_are_repeated_rows(mixture_rows):
+    rows = mixture_rows[:30]
+    a = exact_posterior(rows, weight=np.repeat([1.0, 2.0], 15))
+    b = exact_posterior(np.repeat(rows, np.repeat([1, 2], 15)))
+    np.testing.assert_allclose(a.mass, b.mass, atol=1e-9)
+
+
+def test_tracking_error_of_exact_draws_and_of_wrong_ones(posterior):
+    errors = [tracking_error(posterior.draw(100, seed), posterior) for seed in range(5)]
+    assert np.mean(errors) == pytest.approx(0.20, abs=0.06)  # the floor that independent draws have
+    mirrored = to_midpoint_gap(posterior.draw(100, 0)) * [1, -1]
+    assert tracking_error(to_theta(mirrored), posterior) == pytest.approx(errors[0], abs=0.05)  # folding
+    sd = np.sqrt(np.trace(posterior.moments(folded=True)[1]))
+    far = posterior.draw(100, 0) + [3 * sd, 0.0]
+    assert tracking_error(far, posterior) == pytest.approx(3, abs=0.3)
+
+
+def test_the_demo_runs_and_ends_with_its_picture(tmp_path, capsys, monkeypatch):
+    monkeypatch.setattr(demo, "ROUNDS", 20)
+    monkeypatch.setattr(demo, "ROWS", 200)
+    monkeypatch.setattr(demo, "SHOWN", (2, 20))
+    demo.main(["--out", str(tmp_path)])
+    out = capsys.readouterr().out
+    picture = tmp_path / "demo.png"
+    assert picture.read_bytes().startswith(b"\x89PNG")
+    assert out.strip().splitlines()[-1] == f"Picture: {picture.resolve()}"
+    assert len(json.loads((tmp_path / "demo.json").read_text())["distance"]) == 3
+    for name in ("OPVI", "SVGD", "Langevin", "exact draws"):
+        assert name in out
