@@ -33,18 +33,34 @@ def test_squared_distances_far_from_the_origin(d):
     np.testing.assert_allclose(kernels.squared_distances(centred, centred), pairwise(x), rtol=1e-4, atol=1e-4)
 
 
-@pytest.mark.parametrize("n", [1, 2, 7, 500])
-def test_order_statistic_is_exact(n):
-    values = jax.random.exponential(jax.random.key(n), (n,))
-    values = values.at[0].set(0.0)
-    for k in {0, n // 2, n - 1}:
-        assert kernels.order_statistic(values, k) == np.sort(np.asarray(values))[k]
+DRAWS = {
+    "smooth": lambda rng, n: rng.exponential(size=n),
+    "ties": lambda rng, n: rng.integers(0, 3, n).astype(float),
+    "equal": lambda rng, n: np.ones(n),
+    "zeros": lambda rng, n: np.zeros(n),
+    "tiny": lambda rng, n: 1e-30 * rng.random(n),
+    "heavy tails": lambda rng, n: np.abs(rng.standard_cauchy(n)) ** 3,
+}
 
 
-def test_order_statistic_float64():
+@pytest.mark.parametrize("draw", DRAWS.values(), ids=DRAWS)
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+def test_middle_pair_is_exact(draw, dtype):
     with jax.enable_x64(True):
-        values = jax.random.exponential(jax.random.key(0), (99,), jnp.float64)
-        assert kernels.order_statistic(values, 49) == np.median(np.asarray(values))
+        find = jax.jit(kernels.middle_pair, static_argnums=1)
+        for n in (2, 7, 500):
+            values = draw(np.random.default_rng(n), n).astype(dtype)
+            ordered = np.sort(values)
+            for k in {1, n // 2, n - 1}:
+                low, high = find(jnp.asarray(values), k)
+                assert (low, high) == (ordered[k - 1], ordered[k])
+
+
+def test_middle_pair_under_vmap_and_with_nan():
+    values = np.random.default_rng(0).exponential(size=(4, 51)).astype(np.float32)
+    low, _ = jax.vmap(lambda v: kernels.middle_pair(v, 25))(jnp.asarray(values))
+    np.testing.assert_array_equal(low, np.sort(values)[:, 24])
+    kernels.middle_pair(jnp.full(9, jnp.nan), 4)  # ends, whatever it finds
 
 
 @pytest.mark.parametrize("n", [4, 5, 20, 31])

@@ -7,11 +7,14 @@ from opvi import kernels as kernels
 from opvi import metrics as metrics
 from opvi import schedules as schedules
 from opvi import targets as targets
+from opvi.algorithms import AdaptiveNoise as AdaptiveNoise
 from opvi.algorithms import ball as ball
 from opvi.algorithms import blob as blob
 from opvi.algorithms import box as box
+from opvi.algorithms import gauss_newton as gauss_newton
 from opvi.algorithms import gfsd as gfsd
 from opvi.algorithms import gfsf as gfsf
+from opvi.algorithms import kfac as kfac
 from opvi.algorithms import langevin as langevin
 from opvi.algorithms import online_map as online_map
 from opvi.algorithms import opvi as opvi

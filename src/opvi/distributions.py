@@ -23,6 +23,10 @@ class Normal(NamedTuple):
         """The log density of y, row by row."""
         return -0.5 * ((y - self.mean) ** 2 / self.variance + jnp.log(2 * math.pi * self.variance))
 
+    def curvature(self, y: Array) -> tuple[Array, Array]:
+        """Gradient `[B, 1]` of the log density in the output, and a root `[B, 1, 1]` of its curvature."""
+        return ((y - self.mean) / self.variance)[:, None], jax.lax.rsqrt(self.variance)[:, None, None]
+
     def sample(self, key: Key) -> Array:
         """One draw of y a row."""
         noise = jax.random.normal(key, self.mean.shape, self.mean.dtype)
@@ -38,6 +42,11 @@ class Bernoulli(NamedTuple):
         """The log density of y, row by row."""
         y = y.astype(self.logit.dtype)
         return y * jax.nn.log_sigmoid(self.logit) + (1 - y) * jax.nn.log_sigmoid(-self.logit)
+
+    def curvature(self, y: Array) -> tuple[Array, Array]:
+        """Gradient `[B, 1]` of the log density in the logit, and a root `[B, 1, 1]` of its curvature."""
+        p = jax.nn.sigmoid(self.logit)
+        return (y.astype(p.dtype) - p)[:, None], jnp.sqrt(p * (1 - p))[:, None, None]
 
     def log_probabilities(self) -> Array:
         """Log probabilities of the classes, on a last axis."""
@@ -58,6 +67,15 @@ class Categorical(NamedTuple):
         log_p = self.log_probabilities()
         y = jnp.broadcast_to(y.astype(jnp.int32), log_p.shape[:-1])
         return jnp.take_along_axis(log_p, y[..., None], -1)[..., 0]
+
+    def curvature(self, y: Array) -> tuple[Array, Array]:
+        """Gradient `[B, C]` of the log density in the logits, and a root `[B, C, C]` of its curvature."""
+        p = jax.nn.softmax(self.logits, -1)
+        root = jnp.sqrt(p)
+        chosen = jax.nn.one_hot(y, p.shape[-1], dtype=p.dtype)
+        return chosen - p, jnp.eye(p.shape[-1], dtype=p.dtype)[None] * root[:, None, :] - p[:, :, None] * root[
+            :, None, :
+        ]
 
     def log_probabilities(self) -> Array:
         """Log probabilities of the classes, on a last axis."""

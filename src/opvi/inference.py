@@ -79,7 +79,7 @@ def run(
     record: Record | None = None,
     callbacks: Mapping[str, Callback] | None = None,
     every: int | None = None,
-    progress: bool = False,
+    progress: bool | str = False,
 ) -> tuple[Any, History]:
     """Run a sampler over a stream. Returns its state and the history.
 
@@ -98,7 +98,7 @@ def run(
         callbacks: name -> function of a `Chunk`, called on the host between chunks; what it returns (an
             array, or a pytree of them) is kept in `history.callbacks[name]`, None is not.
         every: call them every so many rounds. By default chunks are as long as memory likes.
-        progress: draw a progress bar on standard error.
+        progress: draw a progress bar on standard error; a text is its label.
     """
     key = as_key(key)
     for name, value in (("rounds", rounds), ("every", every)):
@@ -121,11 +121,12 @@ def run(
     last = getattr(batches, "rounds", None)
     if rounds is not None:
         last = min(last or math.inf, log.first + rounds)
-    with Progress("learning", log.first, last, progress) as bar:
+    label = progress if isinstance(progress, str) else "learning"
+    with Progress(label, log.first, last, bool(progress)) as bar:
         for chunk in _chunks(itertools.chain([head], source), room, log.first, every):
             stacked = _stack(chunk, room(chunk[0]), state.particles.dtype)
             state, out = _advance(algorithm.step, record, key, state, stacked, jnp.int32(len(chunk)))
-            info, recorded = jax.tree.map(lambda leaf, k=len(chunk): np.asarray(leaf)[:k], out)
+            info, recorded = _on_host(out, len(chunk))
             log.add(state, info, recorded, chunk)
             bar.update(log.done, int(info.rows[-1]), int(info.rows[-1]) - first_rows)
     log.flush()
@@ -161,6 +162,10 @@ def _chunks(
             chunk = []
     if chunk:
         yield chunk
+
+
+def _on_host(out: Any, count: int) -> Any:
+    return jax.tree.map(lambda leaf: np.asarray(leaf)[:count], out)
 
 
 def _bytes(tree: Any) -> int:
@@ -278,7 +283,7 @@ def compare(
     results = {}
     for name, (algorithm, rule) in methods.items():
         source = stream(budget, within_budget(rule, rounds, rows))
-        state, history = run(algorithm, source, key, particles=particles, record=record, progress=progress)
+        state, history = run(algorithm, source, key, particles=particles, record=record, progress=progress and name)
         visited = int(state.rows)
         if len(history.round) != rounds or visited != rows:
             raise AssertionError(

@@ -2,7 +2,7 @@ r"""Radial kernels $K(x, y) = k(\|x - y\|^2; h)$ and the rules that choose their
 
 import math
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax.numpy as jnp
 from jax import lax
@@ -73,24 +73,48 @@ def fixed(h: float) -> Bandwidth:
     return lambda x: jnp.asarray(h, x.dtype)
 
 
-def order_statistic(values: Array, k: int) -> Scalar:
-    """The k-th smallest (from 0) of non-negative floats, exactly, without sorting.
+def middle_pair(values: Array, k: int) -> tuple[Scalar, Scalar]:
+    """The k-th and the (k+1)-th smallest (from 1) of non-negative floats, exactly, without sorting.
 
-    Non-negative floats are ordered like their bit patterns, so bisection over the pattern needs one
-    count a bit. On a CPU this is about 40 times faster than XLA's sort of a million numbers.
+    Non-negative floats are ordered like their bit patterns, so a bracket of patterns is narrowed until
+    both are found. A pass over the values counts those up to a pivot and finds the nearest on either
+    side; the next pivot is interpolated from the counts (the Illinois rule), and every eighth pass
+    halves the bracket whatever the values are. About 8 passes: on a CPU some hundred times faster
+    than XLA's sort of a million numbers.
     """
-    width = jnp.finfo(values.dtype).bits
-    integer = {16: jnp.int16, 32: jnp.int32, 64: jnp.int64}[width]
-    pattern = lax.bitcast_convert_type(values, integer)
+    dtype = values.dtype
+    integer = {16: jnp.int16, 32: jnp.int32, 64: jnp.int64}[jnp.finfo(dtype).bits]
+    largest = jnp.asarray(jnp.iinfo(integer).max, integer)
+    zero, none = jnp.zeros((), integer), jnp.zeros((), jnp.int32)
+    pattern = lax.bitcast_convert_type(values, integer).reshape(-1)
 
-    def halve(_: int, bracket: tuple[Array, Array]) -> tuple[Array, Array]:
-        low, high = bracket
-        middle = low + (high - low) // 2
-        enough = (pattern <= middle).sum(dtype=jnp.int32) > k
-        return jnp.where(enough, low, middle + 1), jnp.where(enough, middle, high)
+    def join(a: Any, b: Any) -> Any:
+        return a[0] + b[0], jnp.maximum(a[1], b[1]), jnp.minimum(a[2], b[2])
 
-    low, _ = lax.fori_loop(0, width, halve, (jnp.zeros((), integer), pattern.max()))
-    return lax.bitcast_convert_type(low, values.dtype)
+    def narrow(search: Any) -> Any:
+        passes, first, last, short, over, pivot, side = search
+        pivot = jnp.clip(lax.bitcast_convert_type(pivot, integer), first, last - 1)
+        pivot = jnp.where(passes % 8 == 7, first + (last - first) // 2, pivot)
+        low = pattern <= pivot
+        # One reduction of three: XLA's CPU compiler makes slow work of a plain sum of integers.
+        parts = low.astype(jnp.int32), jnp.where(low, pattern, zero), jnp.where(low, largest, pattern)
+        count, below, above = lax.reduce(parts, (none, zero, largest), join, (0,))
+        excess = (count - k).astype(dtype)
+        rises = count <= k
+        # At count = k both are found: first and last change places, which ends the search.
+        first, last = jnp.where(rises, above, first), jnp.where(count < k, last, below)
+        over = jnp.where(rises, jnp.where(side < 0, over / 2, over), excess)
+        short = jnp.where(rises, excess, jnp.where(side > 0, short / 2, short))
+        low_value, high_value = (lax.bitcast_convert_type(end, dtype) for end in (first, last))
+        pivot = low_value + (high_value - low_value) * (short / (short - over))
+        return passes + 1, first, last, short, over, pivot, jnp.where(rises, -1, 1).astype(jnp.int32)
+
+    last = lax.bitcast_convert_type(values.max(), integer)
+    short, over = jnp.asarray(-k, dtype), jnp.asarray(values.size - k, dtype)
+    start = (none, zero, last, short, over, values.mean(), none)
+    _, first, last, *_ = lax.while_loop(lambda search: search[1] < search[2], narrow, start)
+    lower, upper = jnp.minimum(first, last), jnp.maximum(first, last)
+    return lax.bitcast_convert_type(lower, dtype), lax.bitcast_convert_type(upper, dtype)
 
 
 def evenly_spaced(x: Particles, largest: int = LARGEST_SAMPLE) -> Particles:
@@ -104,13 +128,13 @@ def _median_rule(*, diagonal: bool, offset: int, of_squares: bool, upper: bool) 
         sample = evenly_spaced(x)
         m = len(sample)
         r = squared_distances(centred(sample), centred(sample))
-        count = m * m if diagonal else m * (m - 1)
-        # Infinity sorts last, which takes the diagonal out of the count.
-        r = jnp.where(jnp.eye(m, dtype=bool), 0 if diagonal else jnp.inf, r)
-        # The list holds every pair twice, which leaves its median where the list of pairs has it.
+        # Zeros on the diagonal sort first: leaving them out of the list shifts the ranks by m. The list holds
+        # every pair twice, which leaves its median where the list of pairs has it.
+        r = jnp.where(jnp.eye(m, dtype=bool), 0, r)
+        count, skip = (m * m, 0) if diagonal else (m * (m - 1), m)
+        low, high = middle_pair(r, skip + count // 2)
         # "upper" is numpy's percentile method "higher".
-        high = order_statistic(r, math.ceil((count - 1) / 2) if upper else count // 2)
-        low = high if upper or count % 2 else order_statistic(r, count // 2 - 1)
+        low = high if upper or count % 2 else low
         middle = (low + high) / 2 if of_squares else ((jnp.sqrt(low) + jnp.sqrt(high)) / 2) ** 2
         # Particles that coincide have median 0; the smallest h keeps the kernel finite there.
         return jnp.maximum(middle / math.log(n + offset), jnp.sqrt(jnp.finfo(x.dtype).tiny))

@@ -118,7 +118,7 @@ def mmd(x: Particles, y: Particles, bandwidth: float | None = None) -> Scalar:
 LARGEST_MATCHING = 8192  # rows of the assignment problem, whose cost grows with the cube
 
 
-def wasserstein2(x: Particles, y: Particles) -> float:
+def wasserstein2(x: Particles | np.ndarray, y: Particles | np.ndarray) -> float:
     """The 2-Wasserstein distance between two samples, exactly, by optimal assignment.
 
     Samples of different size are repeated to a common one, which is the same distance.

@@ -8,6 +8,7 @@ from typing import Any
 import matplotlib as mpl
 import matplotlib.pyplot as plt
 import numpy as np
+from cycler import cycler
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
@@ -19,8 +20,8 @@ INK, PAPER = "#222222", "#FFFFFF"
 @contextmanager
 def style() -> Iterator[None]:
     """The project's look, for the figures made inside."""
-    settings = {
-        "axes.prop_cycle": mpl.cycler(color=COLOURS),
+    settings: Any = {
+        "axes.prop_cycle": cycler(color=COLOURS),
         "axes.spines.top": False,
         "axes.spines.right": False,
         "axes.edgecolor": INK,

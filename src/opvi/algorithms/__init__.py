@@ -3,6 +3,13 @@
 from opvi.algorithms.acceleration import Acceleration as Acceleration
 from opvi.algorithms.acceleration import wag as wag
 from opvi.algorithms.acceleration import wnes as wnes
+from opvi.algorithms.gauss_newton import AdaptiveNoise as AdaptiveNoise
+from opvi.algorithms.gauss_newton import GaussNewtonInfo as GaussNewtonInfo
+from opvi.algorithms.gauss_newton import GaussNewtonState as GaussNewtonState
+from opvi.algorithms.gauss_newton import gauss_newton as gauss_newton
+from opvi.algorithms.kfac import KFACInfo as KFACInfo
+from opvi.algorithms.kfac import KFACState as KFACState
+from opvi.algorithms.kfac import kfac as kfac
 from opvi.algorithms.langevin import LangevinInfo as LangevinInfo
 from opvi.algorithms.langevin import LangevinState as LangevinState
 from opvi.algorithms.langevin import langevin as langevin

@@ -1,16 +1,37 @@
 """What all samplers share: counting rounds and rows, weighing the batch, and surviving a bad update."""
 
+import functools
 import math
-from typing import Any, NamedTuple
+from collections.abc import Callable
+from typing import Any, NamedTuple, TypeVar, cast
 
 import jax
 import jax.numpy as jnp
 import optax
+from jax.experimental.xla_metadata import set_xla_metadata
 from jax.scipy.special import logsumexp
 
 from opvi.schedules import LikelihoodScale
-from opvi.targets import Scored, Target, score
+from opvi.targets import Target, score
 from opvi.types import Array, Batch, Particles, Scalar, Schedule, at_round
+
+Step = TypeVar("Step", bound=Callable[..., Any])
+
+
+def compiled(step: Step) -> Step:
+    """The step as a compiled function that gives the same bits wherever it is called from.
+
+    XLA would inline it into a surrounding scan, fuse it there in another way and so round in another
+    way. The inner call is marked as one to leave whole: by hand, in a scan or in `run`, it is one program.
+    """
+    inner = jax.jit(step)
+
+    @functools.wraps(step)
+    def outer(key: Any, state: Any, batch: Any) -> Any:
+        return set_xla_metadata(inner(key, state, batch), inlineable="false")
+
+    return cast(Step, jax.jit(outer))
+
 
 LARGEST_COUNT = 2**31 - 1  # counters stop here instead of turning negative on an endless stream
 
@@ -49,12 +70,12 @@ def weigh(
     scored = score(target, particles, batch)
     kappa = scale(clock.batch_rows, clock.seen_rows)
     eta = at_round(prior_weight, clock.t)
-    return Weighed(kappa * scored.likelihood + eta * scored.prior, _log_predictive(scored, batch))
+    return Weighed(kappa * scored.likelihood + eta * scored.prior, log_predictive_of(scored.log_likelihood, batch))
 
 
-def _log_predictive(scored: Scored, batch: Batch) -> Scalar:
-    """Mean log predictive density of the batch under the particles before their update (prequential)."""
-    rows = logsumexp(scored.log_likelihood, axis=0) - math.log(len(scored.log_likelihood))
+def log_predictive_of(log_likelihood: Array, batch: Batch) -> Scalar:
+    """Mean log predictive density of the batch, from each particle's `[n, B]`, before their update (prequential)."""
+    rows = logsumexp(log_likelihood, axis=0) - math.log(len(log_likelihood))
     return (rows * batch.weight).sum() / jnp.maximum(batch.weight.sum(), 1e-30)
 
 
@@ -65,6 +86,7 @@ def keep_if_finite(new: Any, old: Any, particles: Particles) -> tuple[Any, Array
 
 
 def root_mean_square(field: Array) -> Scalar:
+    """The typical size of a field's entries."""
     return jnp.sqrt((field**2).mean())
 
 

@@ -5,7 +5,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from opvi.algorithms.common import keep_if_finite, root_mean_square, tick, weigh
+from opvi.algorithms.common import compiled, keep_if_finite, root_mean_square, tick, weigh
 from opvi.schedules import LikelihoodScale, batch_sum
 from opvi.targets import Target, as_particles, cast
 from opvi.types import Algorithm, Array, Batch, Key, Particles, Scalar, Schedule, at_round
@@ -53,7 +53,7 @@ def langevin(
         zero = jnp.zeros((), jnp.int32)
         return LangevinState(as_particles(target, key, particles), zero, zero)
 
-    @jax.jit
+    @compiled
     def step_(key: Key, state: LangevinState, batch: Batch) -> tuple[LangevinState, LangevinInfo]:
         x = state.particles
         batch = cast(batch, x.dtype)

@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from opvi.algorithms.common import as_optimizer, keep_if_finite, root_mean_square, tick, weigh
+from opvi.algorithms.common import as_optimizer, compiled, keep_if_finite, root_mean_square, tick, weigh
 from opvi.schedules import LikelihoodScale, batch_mean, vanishing
 from opvi.targets import Target, as_particles, cast
 from opvi.types import Algorithm, Array, Batch, Key, Particles, Scalar, Schedule
@@ -79,7 +79,7 @@ def online_map(
         zero = jnp.zeros((), jnp.int32)
         return MAPState(w, optimizer.init(w), zero, zero)
 
-    @jax.jit
+    @compiled
     def step_(key: Key, state: MAPState, batch: Batch) -> tuple[MAPState, MAPInfo]:
         w = state.particles
         batch = cast(batch, w.dtype)

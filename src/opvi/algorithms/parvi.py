@@ -2,13 +2,12 @@ r"""Particle flows: one algorithm, `parvi`, of which OPVI, SVGD, Blob, GFSD and 
 
 from typing import Any, NamedTuple
 
-import jax
 import jax.numpy as jnp
 import optax
 
 from opvi import fields
 from opvi.algorithms.acceleration import Acceleration
-from opvi.algorithms.common import as_optimizer, keep_if_finite, root_mean_square, tick, weigh
+from opvi.algorithms.common import as_optimizer, compiled, keep_if_finite, root_mean_square, tick, weigh
 from opvi.kernels import Bandwidth, Kernel
 from opvi.schedules import LikelihoodScale, batch_sum, vanishing
 from opvi.targets import Target, as_particles, cast
@@ -68,7 +67,7 @@ def parvi(
         zero = jnp.zeros((), jnp.int32)
         return ParVIState(x, optimizer.init(x), x if acceleration else (), zero, zero)
 
-    @jax.jit
+    @compiled
     def step_(key: Key, state: ParVIState, batch: Batch) -> tuple[ParVIState, ParVIInfo]:
         x = state.particles
         batch = cast(batch, x.dtype)

@@ -26,6 +26,7 @@ class Target(NamedTuple):
     dim: int
     ravel: Callable[[Params], Array]  # pytree -> [d]
     unravel: Callable[[Array], Params]  # [d] -> pytree, in the vector's dtype
+    architecture: Any = None  # the layers, where the target is an MLP and a sampler wants to know them
 
 
 class Scored(NamedTuple):

@@ -73,12 +73,16 @@ def categorical() -> Head:
     return Head(distribution)
 
 
+def _squares(params: Params) -> Any:
+    return sum((leaf**2).sum() for leaf in jax.tree.leaves(params))
+
+
 def network(
     apply: Callable[[Params, Array], Array],
     init: Callable[[Key], Params],
     head: Head,
     *,
-    prior_variance: float | Gamma = 1.0,
+    prior_variance: float | Gamma | Params = 1.0,
 ) -> Target:
     r"""A Bayesian network from its `apply`: your own, flax's `model.apply`, or an equinox module's call.
 
@@ -90,10 +94,11 @@ def network(
         apply: `apply(params, X)` gives the outputs of a batch: `[B]`, `[B, 1]` or `[B, classes]`.
         init: draws one set of parameters from a key.
         head: `opvi.gaussian(...)`, `opvi.bernoulli()` or `opvi.categorical()`.
-        prior_variance: $\lambda^{-1}$, or a Gamma prior on $\lambda$ to infer it.
+        prior_variance: $\lambda^{-1}$; a Gamma prior on $\lambda$ to infer it; or a pytree of numbers, one for each
+            part of the parameters.
     """
     precision_prior = prior_variance if isinstance(prior_variance, Gamma) else None
-    if not isinstance(prior_variance, Gamma) and not prior_variance > 0:
+    if precision_prior is None and not all(v > 0 for v in jax.tree.leaves(prior_variance)):
         raise ValueError(f"`prior_variance` is {prior_variance!r}, but must be greater than 0.")
 
     def init_all(key: Key) -> Params:
@@ -105,16 +110,15 @@ def network(
         return params
 
     def log_prior(params: Params) -> Array:
-        leaves = jax.tree.leaves(params["weights"])
-        squares = sum((leaf**2).sum() for leaf in leaves)
-        total = jnp.zeros((), leaves[0].dtype)
+        weights = params["weights"]
         if precision_prior is not None:
             log_precision = params["log_prior_precision"]
-            count = sum(leaf.size for leaf in leaves)
-            total += 0.5 * count * log_precision - 0.5 * jnp.exp(log_precision) * squares
+            count = sum(leaf.size for leaf in jax.tree.leaves(weights))
+            total = 0.5 * count * log_precision - 0.5 * jnp.exp(log_precision) * _squares(weights)
             total += precision_prior.log_density_of_log(log_precision)
         else:
-            total += -0.5 * squares / prior_variance
+            parts = jax.tree.map(lambda v, part: -0.5 * _squares(part) / v, prior_variance, weights)
+            total = sum(jax.tree.leaves(parts))
         if head.noise_prior is not None:
             total += head.noise_prior.log_density_of_log(params["log_noise_precision"])
         return total
@@ -130,10 +134,19 @@ def network(
 
 
 class Layer(NamedTuple):
-    """One affine map of an MLP."""
+    """One affine map of an MLP, or a number for each of its two parts."""
 
-    weights: Array  # [inputs, outputs]
-    bias: Array  # [outputs]
+    weights: Any  # [inputs, outputs]
+    bias: Any  # [outputs]
+
+
+class Architecture(NamedTuple):
+    """What an MLP is made of, for samplers that work layer by layer."""
+
+    sizes: tuple[int, ...]
+    activation: Callable[[Array], Array]
+    head: Head
+    prior_variances: tuple[float, ...]  # of each layer's weights
 
 
 def mlp(
@@ -143,12 +156,14 @@ def mlp(
     *,
     outputs: int = 1,
     activation: Callable[[Array], Array] = jax.nn.relu,
-    prior_variance: float | Gamma = 1.0,
+    prior_variance: float | Gamma | None = 1.0,
+    weight_spread: float = 1.0,
+    bias_spread: float = 0.0,
 ) -> Target:
     r"""A fully connected Bayesian network.
 
-    Starting weights are $N(0, 1/(\text{inputs}+1))$ and biases 0, which keeps outputs near unit size;
-    standardise X, and y for a Gaussian head.
+    Starting weights are $N(0, s^2/(\text{inputs}+1))$, which keeps outputs near unit size; standardise X, and y
+    for a Gaussian head.
 
     Args:
         features: columns of X.
@@ -156,7 +171,9 @@ def mlp(
         head: Gaussian with noise variance 1 if not given.
         outputs: classes for a categorical head, otherwise 1.
         activation: between layers.
-        prior_variance: see `network`.
+        prior_variance: see `network`; None makes it each layer's starting variance, and 1 for the last bias.
+        weight_spread: $s$; 1 suits tanh, $\sqrt 2$ ReLU.
+        bias_spread: standard deviation of the hidden layers' starting biases.
     """
     sizes = (features, *hidden, outputs)
     if min(sizes) < 1:
@@ -164,9 +181,13 @@ def mlp(
 
     def init(key: Key) -> list[Layer]:
         keys = jax.random.split(key, len(sizes) - 1)
+        spreads = [bias_spread] * len(hidden) + [0.0]
         return [
-            Layer(jax.random.normal(k, (fan_in, fan_out)) / math.sqrt(fan_in + 1), jnp.zeros(fan_out))
-            for k, fan_in, fan_out in zip(keys, sizes[:-1], sizes[1:], strict=True)
+            Layer(
+                weight_spread * jax.random.normal(k, (fan_in, fan_out)) / math.sqrt(fan_in + 1),
+                spread * jax.random.normal(jax.random.fold_in(k, 1), (fan_out,)),
+            )
+            for k, fan_in, fan_out, spread in zip(keys, sizes[:-1], sizes[1:], spreads, strict=True)
         ]
 
     def apply(layers: list[Layer], x: Array) -> Array:
@@ -177,7 +198,17 @@ def mlp(
             x = x @ layer.weights + layer.bias[None, :]
         return x
 
-    return network(apply, init, head or gaussian(), prior_variance=prior_variance)
+    head = head or gaussian()
+    if isinstance(prior_variance, Gamma):  # inferred, so that no layer has a variance to name
+        return network(apply, init, head, prior_variance=prior_variance)
+    variances = tuple(prior_variance or weight_spread**2 / (fan_in + 1) for fan_in in sizes[:-1])
+    prior = [Layer(v, v) for v in variances]
+    if prior_variance is None:
+        prior[-1] = prior[-1]._replace(bias=1.0)
+    made = network(apply, init, head, prior_variance=prior)
+    if head.noise_prior is not None:
+        return made
+    return made._replace(architecture=Architecture(sizes, activation, head, variances))
 
 
 def linear_regression(features: int, *, noise: float | Gamma = 1.0, prior_variance: float | Gamma = 1.0) -> Target:
