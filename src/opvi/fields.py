@@ -165,6 +165,28 @@ def blob(
     return _field(compute, kernel, bandwidth, block, precision)
 
 
+SWEPT = 64  # particles up to which a linear system is solved without LAPACK
+
+
+def _solve(matrix: Array, b: Array, product: Callable[[Array, Array], Array]) -> Array:
+    """A symmetric positive definite system.
+
+    Small ones by sweeping out one row after another: a call of LAPACK from inside a compiled loop wakes
+    the threads of its BLAS, which on a busy machine costs sixty times the work itself.
+    """
+    n = len(matrix)
+    if n > SWEPT:
+        return jax.scipy.linalg.solve(matrix, b, assume_a="pos")
+
+    def sweep(k: Array, a: Array) -> Array:
+        row = a[k] / a[k, k]
+        swept = a - a[:, k][:, None] * row[None, :]
+        swept = swept.at[k].set(row).at[:, k].set(-a[:, k] / a[k, k])
+        return swept.at[k, k].set(1 / a[k, k])
+
+    return product(lax.fori_loop(0, n, sweep, matrix), b)
+
+
 GFSF_RIDGE = 1e-2  # a Gram matrix of close particles is nearly singular
 
 
@@ -190,7 +212,7 @@ def gfsf(
         ridge = GFSF_RIDGE * pairs.kernel.value(jnp.zeros((), dtype), pairs.h, pairs.x.shape[1])
         if pairs.block >= n:
             gram = pairs.gram(pairs.x)[0] + ridge * jnp.eye(n, dtype=dtype)
-            return scores, jax.scipy.linalg.solve(gram, b, assume_a="pos")
+            return scores, _solve(gram, b, pairs.product)
 
         def multiply(v: Array) -> Array:
             return pairs.map(lambda x: pairs.product(pairs.gram(x)[0], v), pairs.x) + ridge * v
