@@ -58,7 +58,8 @@ class _Pairs:
 
     def push(self, slope: Array, rows: Particles) -> Array:
         r"""$2[(Sx)_i - (S1)_i x_i]$ for a block of rows."""
-        return 2 * (self.product(slope, self.x) - slope.sum(1, keepdims=True) * rows)
+        slope = 2 * slope
+        return self.product(slope, self.x) - slope.sum(1, keepdims=True) * rows
 
     def map(self, function: Callable[[Any], Any], rows: Any) -> Any:
         return _over_rows(function, rows, self.block)
@@ -106,7 +107,7 @@ def svgd(
 
         def rows(x: Particles) -> tuple[Array, Array]:
             gram, slope = pairs.gram(x)
-            return pairs.product(gram, scores) / n, pairs.push(slope, x) / n
+            return pairs.product(gram / n, scores), pairs.push(slope / n, x)
 
         return pairs.map(rows, pairs.x)
 

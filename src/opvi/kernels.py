@@ -55,6 +55,9 @@ def squared_distances(x: Particles, y: Particles, precision: lax.PrecisionLike =
         differences = (x[:, None, k] - y[None, :, k] for k in range(x.shape[1]))
         return sum((delta**2 for delta in differences), start=jnp.zeros((), x.dtype))
     inner = jnp.matmul(x, y.T, precision=precision)
+    if x is y:  # the squares stand on the diagonal, and a particle's distance to itself is exactly 0
+        squares = jnp.diagonal(inner)
+        return jnp.maximum(squares[:, None] + squares[None, :] - 2 * inner, 0)
     return jnp.maximum((x * x).sum(1)[:, None] + (y * y).sum(1)[None, :] - 2 * inner, 0)
 
 
@@ -127,7 +130,8 @@ def _median_rule(*, diagonal: bool, offset: int, of_squares: bool, upper: bool) 
         n = len(x)
         sample = evenly_spaced(x)
         m = len(sample)
-        r = squared_distances(centred(sample), centred(sample))
+        around_mean = centred(sample)
+        r = squared_distances(around_mean, around_mean)
         # Zeros on the diagonal sort first: leaving them out of the list shifts the ranks by m. The list holds
         # every pair twice, which leaves its median where the list of pairs has it.
         r = jnp.where(jnp.eye(m, dtype=bool), 0, r)

@@ -1,0 +1,247 @@
+"""The command line: `opvi reproduce …`."""
+
+import argparse
+import shlex
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+MODES = ("text", "authors", "best")
+EXPERIMENTS = ("synthetic", "kin8nm", "mnist")
+INTERRUPTED = 130  # what a shell reports for a command stopped by Ctrl-C
+
+
+class CommandError(Exception):
+    """Something the user can put right; its message says how."""
+
+
+def parser() -> argparse.ArgumentParser:
+    """All subcommands. Each sets `handler`, a function of the options that returns the exit status."""
+    out = argparse.ArgumentParser(prog="opvi", description="Online Bayesian inference with particles.")
+    out.add_argument("--version", action="store_true", help="print the version and end")
+    commands = out.add_subparsers(title="commands", metavar="COMMAND")
+    for add in SUBCOMMANDS:
+        add(commands)
+    return out
+
+
+def add_reproduce(commands: Any) -> None:
+    """`opvi reproduce`: the paper's experiments."""
+    command = commands.add_parser(
+        "reproduce",
+        help="run the paper's experiments",
+        description="Run an experiment of the paper and put its printed numbers beside ours.",
+    )
+    command.add_argument("experiment", choices=(*EXPERIMENTS, "all"))
+    command.add_argument(
+        "--mode",
+        choices=MODES,
+        default="text",
+        help="text (default): the paper's words, and our best; authors: what their code did; best: our best alone",
+    )
+    command.add_argument(
+        "--seeds", "--splits", dest="repeats", type=_positive, metavar="N", help="repeats of every row of the table"
+    )
+    command.add_argument(
+        "--variance",
+        type=_variance,
+        default=2.0,
+        metavar="V",
+        help="synthetic: σ_x², 2 in the authors' code, 4 in the text",
+    )
+    command.add_argument("--smoke", action="store_true", help="seconds instead of minutes, on small stand-in data")
+    command.add_argument("--out", type=Path, default=Path("results"), metavar="DIR", help="folder (default: results)")
+    command.add_argument("--fresh", action="store_true", help="start over instead of going on with finished results")
+    command.set_defaults(handler=reproduce)
+
+
+SUBCOMMANDS: list[Callable[[Any], None]] = [add_reproduce]
+
+
+def _positive(text: str) -> int:
+    value = int(text)
+    if value < 1:
+        raise argparse.ArgumentTypeError(f"{value} is not at least 1")
+    return value
+
+
+def _variance(text: str) -> float:
+    value = float(text)
+    if not 0 < value < float("inf"):
+        raise argparse.ArgumentTypeError(f"{text} is not a variance, which is greater than 0")
+    return value
+
+
+def reproduce(options: argparse.Namespace) -> int:
+    """Run the chosen experiments one after the other."""
+    _rich()
+    _one_blas_thread()
+    names = EXPERIMENTS if options.experiment == "all" else (options.experiment,)
+    for name in names:
+        _reproduce_one(name, options)
+    return 0
+
+
+def _build(name: str, options: argparse.Namespace) -> Any:
+    """The experiment of that name; imported here, so that `opvi --help` is quick."""
+    if name == "synthetic":
+        from opvi.experiments import synthetic
+
+        return synthetic.experiment(options.mode, options.smoke, options.variance)
+    if name == "kin8nm":
+        from opvi.experiments import kin8nm
+
+        return kin8nm.experiment(options.mode, options.smoke)
+    from opvi.experiments import mnist
+
+    return mnist.experiment(options.mode, options.smoke)
+
+
+def _command(name: str, options: argparse.Namespace, repeats: int) -> str:
+    words = ["opvi", "reproduce", name, "--mode", options.mode]
+    words += ["--splits" if name == "kin8nm" else "--seeds", str(repeats)]
+    if name == "synthetic" and options.variance != 2:
+        words += ["--variance", f"{options.variance:g}"]
+    return shlex.join(words + (["--smoke"] if options.smoke else []))
+
+
+def _reproduce_one(name: str, options: argparse.Namespace) -> None:
+    from opvi.experiments import results
+
+    experiment = _build(name, options)
+    repeats = options.repeats or experiment.repeats
+    command = _command(name, options, repeats)
+    path = options.out / f"{experiment.name}.json"
+    book = results.Book(path, results.header(experiment, command), options.fresh)
+    try:
+        _collect(experiment, repeats, book)
+    except KeyboardInterrupt:
+        raise KeyboardInterrupt(
+            f"Stopped. What was finished is in {path}; the same command goes on from there:\n"
+            f"  {shlex.join([*command.split(), '--out', str(options.out)])}"
+        ) from None
+    _report(experiment, repeats, book)
+
+
+def _collect(experiment: Any, repeats: int, book: Any) -> None:
+    """Every trial, under a bar that shows the time left."""
+    from rich.console import Console
+    from rich.progress import (
+        BarColumn,
+        MofNCompleteColumn,
+        Progress,
+        TextColumn,
+        TimeElapsedColumn,
+        TimeRemainingColumn,
+    )
+
+    from opvi.experiments import results
+
+    columns = (
+        TextColumn("{task.description}"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TextColumn("runs,"),
+        TimeElapsedColumn(),
+        TextColumn("gone,"),
+        TimeRemainingColumn(),
+        TextColumn("left"),
+    )
+    total = sum(results.count(row, repeats) for row in experiment.rows)
+    console = Console(stderr=True)
+    with Progress(*columns, console=console, disable=not console.is_terminal) as bar:
+        task = bar.add_task(experiment.name, total=total)
+        bar.refresh()
+
+        def advance(row: str, kept: bool) -> None:
+            bar.update(task, advance=1, description=f"{experiment.name}: {row}")
+
+        results.collect(experiment, repeats, book, advance)
+
+
+def _report(experiment: Any, repeats: int, book: Any) -> None:
+    """The table, the checks, and the files."""
+    from rich.console import Console
+    from rich.table import Table
+
+    from opvi.experiments import results
+
+    # A table cut to a narrow log file would lose its numbers.
+    console = Console(width=None if sys.stdout.isatty() else 160)
+    cells = results.lines(experiment, book, repeats)
+    table = Table(title=f"{experiment.title} (mean ± sd)")
+    for index, column in enumerate(experiment.header):
+        table.add_column(column, justify="right" if index else "left")
+    for row in cells:
+        table.add_row(*row)
+    console.print(table)
+    checks = experiment.checks(book)
+    for check in checks:
+        mark = "[green]holds[/]" if check.holds else "[red]fails[/]"
+        console.print(f"{mark}  {check.what} = {check.value:.4f}, should be {check.should}", highlight=False)
+    book.content["checks"] = [results.as_json(check._asdict()) for check in checks]
+    book.write()
+    paths = [book.path, *_figures(experiment, book)]
+    text = book.path.with_suffix(".md")
+    text.write_text(results.markdown(experiment.header, cells))
+    console.print("Written: " + ", ".join(str(path) for path in [*paths, text]), highlight=False, soft_wrap=True)
+
+
+def _figures(experiment: Any, book: Any) -> list[Path]:
+    try:
+        import matplotlib as mpl
+    except ImportError:
+        raise CommandError("the figure needs matplotlib, which is not installed: pip install 'opvi[plots]'.") from None
+    mpl.use("Agg")
+    from opvi import plots
+
+    figure = experiment.draw(book, book.path.parent)
+    paths = [book.path.with_suffix(ending) for ending in (".png", ".svg")]
+    with plots.style():
+        figure.savefig(paths[1], bbox_inches="tight", metadata={"Date": None})
+        plots.save(figure, paths[0])
+    return paths
+
+
+def _one_blas_thread() -> None:
+    """BLAS threads that wait for small matrices take time from XLA's own, several times what they save."""
+    import scipy.linalg  # noqa: F401  # whose BLAS JAX calls; it must be loaded to be told
+    from threadpoolctl import threadpool_limits
+
+    threadpool_limits(limits=1)
+
+
+def _rich() -> None:
+    try:
+        import rich  # noqa: F401
+    except ImportError:
+        raise CommandError("this command needs rich, which is not installed: pip install 'opvi[cli]'.") from None
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run a command; returns the exit status."""
+    options = parser().parse_args(arguments)
+    if options.version:
+        import opvi
+
+        print(f"opvi {opvi.__version__}")
+        return 0
+    if not hasattr(options, "handler"):
+        parser().print_help()
+        return 2
+    from opvi.data import DataError
+    from opvi.experiments.results import ResultsError
+
+    try:
+        return options.handler(options)
+    except (CommandError, DataError, ResultsError) as error:
+        print(f"opvi: {error}", file=sys.stderr)
+        return 1
+    except KeyboardInterrupt as stop:
+        print(f"\n{stop}", file=sys.stderr)
+        return INTERRUPTED
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,78 @@
+r"""A predictive variance learnt by predicting each batch before learning from it; no row is held out for it."""
+
+from collections.abc import Callable
+from typing import Any, NamedTuple, cast
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+import opvi
+from opvi.types import Array, Batch, Key, Particles, Scalar
+
+
+def normals(target: opvi.Target, particles: Particles, x: Array) -> opvi.Normal:
+    """What each particle of a target with a Gaussian head says: leaves `[n, B]`."""
+    return cast(opvi.Normal, opvi.predict(target, particles, x).components)
+
+
+class PredictFirstInfo(NamedTuple):
+    """What the round's batch looked like to the particles before they learnt from it."""
+
+    rows: Array
+    finite: Array
+    log_predictive: Scalar
+    error: Array  # [B]: y less the predictive mean
+    spread: Array  # [B]: variance of the particles' means
+    weight: Array  # [B]
+
+
+def predict_first(algorithm: opvi.Algorithm, target: opvi.Target) -> opvi.Algorithm:
+    """The same sampler, whose Info also holds its predictions of each batch `(X, y)` of a fixed size."""
+
+    @jax.jit
+    def step(key: Key, state: Any, batch: Batch) -> tuple[Any, PredictFirstInfo]:
+        x, y = batch.data
+        means = normals(target, state.particles, x).mean
+        state, info = algorithm.step(key, state, batch)
+        error = y.astype(means.dtype) - means.mean(0)
+        weight = jnp.asarray(batch.weight, means.dtype)
+        return state, PredictFirstInfo(info.rows, info.finite, info.log_predictive, error, means.var(0), weight)
+
+    return opvi.Algorithm(algorithm.init, step)
+
+
+DISCOUNT = 0.97
+NOISE = np.exp(np.linspace(np.log(0.01), np.log(1.5), 32))
+SPREAD = np.array([0.0, 0.5, 1, 2, 4, 8, 16])
+
+
+def choose(info: PredictFirstInfo) -> tuple[float, float]:
+    r"""(a, b) of the predictive $N(\bar f, a + b\,\mathrm{var}_i f_i)$ with the best discounted log score.
+
+    Targets are taken to be standardised: the noise variance a is sought between .01 and 1.5.
+    """
+    a, b = (grid.ravel() for grid in np.meshgrid(NOISE, SPREAD, indexing="ij"))
+    age = np.arange(len(info.error))[::-1]
+    weight = (np.asarray(info.weight) * (DISCOUNT**age)[:, None]).ravel()
+    recent = weight > 1e-6
+    error, spread, weight = np.ravel(info.error)[recent], np.ravel(info.spread)[recent], weight[recent]
+    variance = a[:, None] + b[:, None] * spread[None, :]
+    best = ((-0.5 * np.log(variance) - 0.5 * error**2 / variance) * weight).sum(1).argmax()
+    return float(a[best]), float(b[best])
+
+
+def calibrated(target: opvi.Target) -> Callable[[Particles, opvi.History, Array], tuple[Array, Array]]:
+    """Predictive mean and variance from particles, with (a, b) chosen on the run's own history."""
+
+    @jax.jit
+    def moments(particles: Particles, x: Array) -> tuple[Array, Array]:
+        means = normals(target, particles, x).mean
+        return means.mean(0), means.var(0)
+
+    def predict(particles: Particles, history: opvi.History, x: Array) -> tuple[Array, Array]:
+        a, b = choose(history.info)
+        mean, spread = moments(particles, x)
+        return mean, a + b * spread
+
+    return predict
