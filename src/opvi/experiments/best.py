@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 
 import opvi
-from opvi.experiments.calibration import calibrated, predict_first
+from opvi.experiments.calibration import calibrated, predict_first, tempered
 from opvi.types import Array, Key, Particles
 
 
@@ -80,8 +80,10 @@ def classifier(features: int, classes: int, activation: str, *, hidden: int) -> 
         "forgetting": "none",
         "prior": f"variance {spread**2:.0f}/(inputs + 1), 1 for the last bias",
         "start": "from the prior, biases 0",
+        "predictive": "temperature among 19 in e^±.9 by a predict-then-update score discounted by .99",
     }
-    return Learner(target, opvi.kfac(target, damping=DAMPING), partial(opvi.draw, target), None, settings)
+    algorithm = tempered(opvi.kfac(target, damping=DAMPING), target)
+    return Learner(target, algorithm, partial(opvi.draw, target), None, settings)
 
 
 # --- the two-parameter mixture ----------------------------------------------------------------

@@ -1,4 +1,4 @@
-r"""A predictive variance learnt by predicting each batch before learning from it; no row is held out for it."""
+r"""Predictive variance and temperature learnt by predicting each batch before learning from it: no row held out."""
 
 from collections.abc import Callable
 from typing import Any, NamedTuple, cast
@@ -8,6 +8,8 @@ import jax.numpy as jnp
 import numpy as np
 
 import opvi
+from opvi.algorithms.common import compiled
+from opvi.predictive import Predictive
 from opvi.types import Array, Batch, Key, Particles, Scalar
 
 
@@ -30,7 +32,7 @@ class PredictFirstInfo(NamedTuple):
 def predict_first(algorithm: opvi.Algorithm, target: opvi.Target) -> opvi.Algorithm:
     """The same sampler, whose Info also holds its predictions of each batch `(X, y)` of a fixed size."""
 
-    @jax.jit
+    @compiled
     def step(key: Key, state: Any, batch: Batch) -> tuple[Any, PredictFirstInfo]:
         x, y = batch.data
         means = normals(target, state.particles, x).mean
@@ -76,3 +78,49 @@ def calibrated(target: opvi.Target) -> Callable[[Particles, opvi.History, Array]
         return mean, a + b * spread
 
     return predict
+
+
+# --- classes ----------------------------------------------------------------------------------
+
+TEMPERATURES = np.exp(np.linspace(-0.9, 0.9, 19)).astype(np.float32)
+TEMPERATURE_DISCOUNT = 0.99
+
+
+class TemperedState(NamedTuple):
+    """A sampler's state, and how well each temperature has predicted so far."""
+
+    particles: Particles
+    inner: Any
+    scores: Array  # [19]: discounted sums of log densities
+    round: Array
+    rows: Array
+
+
+def tempered(algorithm: opvi.Algorithm, target: opvi.Target) -> opvi.Algorithm:
+    """The same sampler of classes, which also scores temperatures on each batch before learning from it."""
+
+    def init(key: Key, particles: Any) -> TemperedState:
+        inner = algorithm.init(key, particles)
+        scores = jnp.zeros(len(TEMPERATURES), inner.particles.dtype)
+        return TemperedState(inner.particles, inner, scores, inner.round, inner.rows)
+
+    @compiled
+    def step(key: Key, state: TemperedState, batch: Batch) -> tuple[TemperedState, Any]:
+        x, y = batch.data
+        log_p = opvi.predict(target, state.particles, x).log_probabilities()
+        each = jax.vmap(lambda t: at_temperature(log_p, t).log_density(y))(jnp.asarray(TEMPERATURES, log_p.dtype))
+        scores = TEMPERATURE_DISCOUNT * state.scores + (each * batch.weight[None].astype(log_p.dtype)).sum(1)
+        inner, info = algorithm.step(key, state.inner, batch)
+        return TemperedState(inner.particles, inner, scores, inner.round, inner.rows), info
+
+    return opvi.Algorithm(init, step)
+
+
+def at_temperature(log_p: Array, temperature: Scalar) -> Predictive:
+    """Class probabilities $p^{1/T}$, normalised: T below 1 sharpens them."""
+    return Predictive(opvi.Categorical(log_p[None] / temperature))
+
+
+def temperature_of(state: TemperedState) -> Scalar:
+    """The temperature that has predicted best."""
+    return jnp.asarray(TEMPERATURES)[state.scores.argmax()]

@@ -17,6 +17,7 @@ import numpy as np
 import opvi
 from opvi import data
 from opvi.experiments import best
+from opvi.experiments.calibration import at_temperature, temperature_of
 from opvi.experiments.results import Book, Check, Experiment, Record, Row, at_least, no_more_than, summary
 from opvi.types import Array, Particles
 
@@ -106,7 +107,7 @@ class Common(NamedTuple):
     total: int  # training rows to draw from
     in_order: bool
     start: Callable[[Any, int], Particles]
-    look: Callable[[Particles], Any]
+    look: Callable[[Any], Any]  # at a state
 
 
 def paper_rows(source: data.Classification, mode: str, size: Size) -> list[Row]:
@@ -121,7 +122,17 @@ def paper_rows(source: data.Classification, mode: str, size: Size) -> list[Row]:
     )
     authors = mode == "authors"
     total = min(AUTHORS_ROWS, len(source.y)) if authors else len(source.y)
-    common = Common(source, target, size, total, authors, partial(opvi.draw, target), looker(target, source))
+    look = looker(target, source)
+    as_it_is = jnp.ones(())
+    common = Common(
+        source,
+        target,
+        size,
+        total,
+        authors,
+        partial(opvi.draw, target),
+        lambda state: look(state.particles, as_it_is),
+    )
     return [
         Row(name, method.settings, partial(trial, common, method), method.at_most)
         for name, method in methods(target, mode, size, total).items()
@@ -134,8 +145,16 @@ def best_rows(source: data.Classification, size: Size) -> list[Row]:
     out = []
     for activation in best.ACTIVATIONS:
         learner = best.classifier(source.X.shape[1], classes, activation, hidden=size.hidden)
-        target = learner.target
-        common = Common(source, target, size, total, False, learner.start, looker(target, source))
+        target, look = learner.target, looker(learner.target, source)
+        common = Common(
+            source,
+            target,
+            size,
+            total,
+            False,
+            learner.start,
+            lambda state, look=look: look(state.particles, temperature_of(state)),  # type: ignore[misc]
+        )
         method = Method(learner.algorithm, [size.rows // size.rounds] * size.rounds, learner.settings)
         out.append(Row(f"best ({activation})", learner.settings, partial(trial, common, method)))
     return out
@@ -144,13 +163,13 @@ def best_rows(source: data.Classification, size: Size) -> list[Row]:
 # --- one trial --------------------------------------------------------------------------------
 
 
-def looker(target: opvi.Target, source: data.Classification) -> Callable[[Particles], Any]:
-    """Accuracy, NLL and calibration error on the test rows, compiled once."""
+def looker(target: opvi.Target, source: data.Classification) -> Callable[[Particles, Array], Any]:
+    """Accuracy, NLL and calibration error on the test rows at a temperature, compiled once."""
     x, y = jnp.asarray(source.X_test), jnp.asarray(source.y_test)
 
     @jax.jit
-    def look(particles: Particles) -> dict[str, Array]:
-        predictive = opvi.predict(target, particles, x)
+    def look(particles: Particles, temperature: Array) -> dict[str, Array]:
+        predictive = at_temperature(opvi.predict(target, particles, x).log_probabilities(), temperature)
         return {
             "accuracy": opvi.metrics.accuracy(predictive, y),
             "nll": -opvi.metrics.log_predictive_density(predictive, y),
@@ -171,13 +190,13 @@ def trial(common: Common, method: Method, seed: int) -> Record:
 
     def test(chunk: opvi.Chunk) -> Any:
         wanted = chunk.round % size.every == 0 or chunk.round == len(sizes)
-        return common.look(chunk.state.particles) if wanted else None
+        return common.look(chunk.state) if wanted else None
 
     start = common.start(key, size.particles)
     options: dict[str, Any] = {"callbacks": {"test": test}, "every": size.every}
     # Round 1 alone, because it is all the budget of a full batch; the same program goes on from there.
     state, first = opvi.run(method.algorithm, batches, key, particles=start, rounds=1, **options)
-    once = common.look(state.particles)
+    once = common.look(state)
     state, rest = opvi.run(method.algorithm, batches.after(1), key, state=state, **options)
     if int(state.rows) != sum(sizes) or int(state.round) != len(sizes):
         raise AssertionError(f"{int(state.rows)} rows in {int(state.round)} rounds, not {sum(sizes)} in {len(sizes)}.")
