@@ -109,12 +109,11 @@ def test_the_noise_is_found_by_predicting_first() -> None:
 
 
 def test_predicting_first_changes_nothing_else(arm: data.Regression) -> None:
-    learner = best.regressor(8, "tanh", hidden=3, rounds=5, total=100)
+    learner = best.regressor(8, "tanh", hidden=3, rounds=5)
     start = learner.start(jax.random.key(0), 4)
     batch = opvi.batch((arm.X[:10].astype(np.float32), arm.y[:10].astype(np.float32)))
     state = learner.algorithm.init(jax.random.key(0), start)
-    with jax.numpy_dtype_promotion("standard"):  # optax's NAdam mixes integers and floats
-        new, info = learner.algorithm.step(jax.random.key(0), state, batch)
+    new, info = learner.algorithm.step(jax.random.key(0), state, batch)
     means = opvi.predict(learner.target, start, batch.data[0]).components.mean
     np.testing.assert_allclose(info.error, batch.data[1] - means.mean(0), rtol=1e-4, atol=1e-5)
     np.testing.assert_allclose(info.spread, means.var(0), rtol=1e-4, atol=1e-6)
@@ -123,12 +122,18 @@ def test_predicting_first_changes_nothing_else(arm: data.Regression) -> None:
     assert np.abs(np.asarray(biases)).min() > 0
 
 
-def test_the_step_warms_up_and_decays() -> None:
-    schedule = best.warm_up_and_decay(0.1, 100)
-    values = np.array([float(schedule(jnp.asarray(step, jnp.float32))) for step in range(100)])
-    assert values.argmax() == 4
-    assert values[-1] == pytest.approx(0.1 * best.LAST)
-    assert (np.diff(values[4:]) < 0).all()
+def test_the_temperature_is_found_by_predicting_first() -> None:
+    """Labels drawn at half the model's temperature: the scores must find that sharper is better."""
+    target = opvi.softmax_regression(4, 3)
+    frozen = opvi.svgd(target, step=1e-12)  # so that only the temperature is learnt
+    algorithm = calibration.tempered(frozen, target)
+    particles = jnp.tile(opvi.draw(target, 1, 1), (2, 1))
+    x = np.random.default_rng(0).normal(size=(4000, 4)).astype(np.float32)
+    log_p = opvi.predict(target, particles, x).log_probabilities()
+    y = np.asarray(jax.random.categorical(jax.random.key(2), log_p / 0.5))
+    state, _ = opvi.run(algorithm, opvi.stream((x, y), 100), 0, particles=particles)
+    assert float(calibration.temperature_of(state)) == pytest.approx(0.5, rel=0.25)  # two steps of the grid
+    np.testing.assert_allclose(state.particles, particles, atol=1e-6)
 
 
 # --- the mixture ------------------------------------------------------------------------------
