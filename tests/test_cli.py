@@ -66,7 +66,7 @@ def test_the_file_says_all_about_itself(run: Any, tmp_path: Path) -> None:
     assert content["settings"] == {"note": 1}
     assert content["checks"][0]["holds"] is True
     assert content["rows"]["two"] == {"settings": {"row": "two"}, "trials": {str(i): {"x": i} for i in range(3)}}
-    assert set(content["made_with"]) == {"python", "jax", "backend"}
+    assert set(content["made_with"]) == {"python", "jax", "backend", "commit"}
 
 
 def test_an_interrupted_run_goes_on(run: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
