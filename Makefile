@@ -36,7 +36,7 @@ lint: .stamps/test .stamps/lint
 	$(BIN)/lint-imports
 
 docs: .stamps/docs
-	$(BIN)/mkdocs build --strict
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
 
 bench: .stamps/bench
 	$(BIN)/python -m benchmarks --out bench-output

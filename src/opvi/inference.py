@@ -273,8 +273,12 @@ def compare(
     Args:
         methods: name -> `(algorithm, batch_size)`.
         data: arrays with at least `rows` rows; the first `rows` are streamed once, in order.
-        rounds, rows: the budget.
-        key, particles, record, progress: as in `run`.
+        key: as in `run`, and so are `particles`, `record` and `progress`.
+        rounds: the budget's rounds.
+        rows: the budget's rows.
+        particles: the start of every method.
+        record: kept for every round.
+        progress: a bar for every method.
     """
     available = row_count(data)
     if available < rows:

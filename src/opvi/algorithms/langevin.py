@@ -44,7 +44,8 @@ def langevin(
     Args:
         step: $\alpha_t$, a number or a schedule. Noise and drift are tied, so no optimizer fits here.
         temperature: $\tau_t$; 1 samples, 0 descends.
-        prior_weight, likelihood_scale: as in `parvi`.
+        prior_weight: $\eta_t$, as in `parvi`.
+        likelihood_scale: $\kappa_t$, as in `parvi`.
     """
     if not callable(step) and not step > 0:
         raise ValueError(f"`step` is {step!r}, but must be a number greater than 0 or a schedule.")
