@@ -38,7 +38,7 @@ def machine() -> dict[str, Any]:
         "python": platform.python_version(),
         "versions": {name: version(name) for name in ("opvi", "jax", "blackjax", "numpyro", "optax", "numpy")},
         "commit": commit,
-        "command": " ".join(sys.orig_argv),
+        "command": " ".join(["python -m benchmarks", *sys.argv[1:]]),
         "date": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
     }
 

@@ -13,7 +13,8 @@ import numpy as np
 
 from opvi.progress import Progress
 from opvi.schedules import BatchRule, within_budget
-from opvi.stream import row_count, stream
+from opvi.stream import row_count
+from opvi.stream import stream as make_stream
 from opvi.types import Algorithm, Array, Batch, Data, DivergedError, Key, as_key
 
 CHUNK_BYTES = 1 << 24  # of batches and of recorded values held at once
@@ -70,7 +71,7 @@ def _advance(
 
 def run(
     algorithm: Algorithm,
-    batches: Iterable[Batch],
+    stream: Iterable[Batch],
     key: Any,
     *,
     particles: Any = 100,
@@ -88,7 +89,7 @@ def run(
 
     Args:
         algorithm: e.g. `opvi.opvi(target, step=0.01)`.
-        batches: `opvi.stream(...)`, or any iterable of `Batch`.
+        stream: `opvi.stream(...)`, or any iterable of `Batch`.
         key: a JAX key or an integer seed. The same key resumes the same run.
         particles: what `algorithm.init` takes: how many to draw, or the particles themselves.
         state: where to go on from, instead of new particles.
@@ -106,7 +107,7 @@ def run(
             raise ValueError(f"`{name}` is {value}, but must be at least 1, or None.")
     if state is None:
         state = algorithm.init(key, particles)
-    source = _first(batches, rounds)
+    source = _first(stream, rounds)
     head = next(source, None)
     if head is None:
         raise ValueError("the stream is empty: it gave no batch, but a run needs at least one.")
@@ -118,7 +119,7 @@ def run(
 
     log = _Log(int(state.round), callbacks or {}, every)
     first_rows = int(state.rows)
-    last = getattr(batches, "rounds", None)
+    last = getattr(stream, "rounds", None)
     if rounds is not None:
         last = min(last or math.inf, log.first + rounds)
     label = progress if isinstance(progress, str) else "learning"
@@ -286,7 +287,7 @@ def compare(
     budget = jax.tree.map(lambda a: np.asarray(a)[:rows], data)
     results = {}
     for name, (algorithm, rule) in methods.items():
-        source = stream(budget, within_budget(rule, rounds, rows))
+        source = make_stream(budget, within_budget(rule, rounds, rows))
         state, history = run(algorithm, source, key, particles=particles, record=record, progress=progress and name)
         visited = int(state.rows)
         if len(history.round) != rounds or visited != rows:

@@ -36,6 +36,15 @@ def compiled(step: Step) -> Step:
 LARGEST_COUNT = 2**31 - 1  # counters stop here instead of turning negative on an endless stream
 
 
+class StepInfo(NamedTuple):
+    """What a round did, for readers; never fed back."""
+
+    rows: Array  # rows seen, this batch included
+    log_predictive: Scalar  # mean log predictive density of the batch, before learning from it
+    drift: Scalar  # root mean square of the score, or of the move of second-order particles
+    finite: Array  # False: an update was not finite, and what it would have moved stayed where it was
+
+
 class Clock(NamedTuple):
     """Where in the stream a round stands, with t and both row counts in the particles' dtype."""
 

@@ -5,10 +5,10 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from opvi.algorithms.common import compiled, log_predictive_of, root_mean_square, tick
+from opvi.algorithms.common import StepInfo, compiled, log_predictive_of, root_mean_square, tick
 from opvi.distributions import Distribution, Normal
 from opvi.targets import Target, as_particles, cast, check_batch
-from opvi.types import Algorithm, Array, Batch, Key, Particles, Scalar, Schedule, at_round
+from opvi.types import Algorithm, Array, Batch, Key, Particles, Schedule, at_round
 
 SYMMETRISE_EVERY = 20  # rounds; rounding makes covariances lopsided, and forgetting would let that grow
 MEMORY_OF_ERRORS = 20.0  # rounds over which a particle's squared prediction error is averaged
@@ -22,15 +22,6 @@ class GaussNewtonState(NamedTuple):
     error: Array  # [n]: running mean squared error of each particle's predictions; regression only
     round: Array
     rows: Array
-
-
-class GaussNewtonInfo(NamedTuple):
-    """What a round did, for readers; never fed back."""
-
-    rows: Array  # rows seen, this batch included
-    log_predictive: Scalar  # mean log predictive density of the batch, before learning from it
-    drift: Scalar  # root mean square of the move
-    finite: Array  # False: a particle's update was not finite, and that particle stayed where it was
 
 
 class AdaptiveNoise(NamedTuple):
@@ -104,7 +95,7 @@ def gauss_newton(
         return (C - Z.T @ Z) * scale[:, None] * scale[None, :]
 
     @compiled
-    def step_(key: Key, state: GaussNewtonState, batch: Batch) -> tuple[GaussNewtonState, GaussNewtonInfo]:
+    def step_(key: Key, state: GaussNewtonState, batch: Batch) -> tuple[GaussNewtonState, StepInfo]:
         w, C = state.particles, state.covariance
         batch = cast(batch, w.dtype)
         check_batch(target, w[0], batch)
@@ -128,7 +119,7 @@ def gauss_newton(
         gamma = jnp.where(good, at_round(forgetting, clock.t), 1)
         C = jax.vmap(forget, (0, 0, 0, None))(C, Z, gamma, _prior_variance(target, w[0]))
         C = jax.lax.cond(clock.round % SYMMETRISE_EVERY == 0, lambda C: (C + C.mT) / 2, lambda C: C, C)
-        info = GaussNewtonInfo(clock.rows, log_predictive, root_mean_square(move), good.all())
+        info = StepInfo(clock.rows, log_predictive, root_mean_square(move), good.all())
         return GaussNewtonState(w + move, C, error, clock.round, clock.rows), info
 
     return Algorithm(init, step_)

@@ -7,9 +7,9 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from opvi.algorithms.common import compiled, log_predictive_of, root_mean_square, tick
+from opvi.algorithms.common import StepInfo, compiled, log_predictive_of, root_mean_square, tick
 from opvi.targets import Layer, Target, as_particles, cast, check_batch
-from opvi.types import Algorithm, Array, Batch, Key, Particles, Scalar
+from opvi.types import Algorithm, Array, Batch, Key, Particles
 
 REFRESH_EVERY = 25  # rounds between fresh inverses; in between they are updated by Woodbury's identity
 SMALL = 1e-6
@@ -30,15 +30,6 @@ class KFACState(NamedTuple):
     factors: list[Factor]
     round: Array
     rows: Array
-
-
-class KFACInfo(NamedTuple):
-    """What a round did, for readers; never fed back."""
-
-    rows: Array  # rows seen, this batch included
-    log_predictive: Scalar  # mean log predictive density of the batch, before learning from it
-    drift: Scalar  # root mean square of the move
-    finite: Array  # False: a particle's update was not finite, and that particle stayed where it was
 
 
 class Passed(NamedTuple):
@@ -138,7 +129,7 @@ def kfac(
         return jax.lax.cond(fresh, afresh, updated, None)
 
     @compiled
-    def step_(key: Key, state: KFACState, batch: Batch) -> tuple[KFACState, KFACInfo]:
+    def step_(key: Key, state: KFACState, batch: Batch) -> tuple[KFACState, StepInfo]:
         w = state.particles
         batch = cast(batch, w.dtype)
         check_batch(target, w[0], batch)
@@ -189,7 +180,7 @@ def kfac(
         # The factors belong to all particles together: one bad batch must not spoil them.
         all_good = good.all()
         factors = jax.tree.map(lambda new, old: jnp.where(all_good, new, old), factors, state.factors)
-        info = KFACInfo(clock.rows, log_predictive_of(seen.log_density, batch), root_mean_square(move), all_good)
+        info = StepInfo(clock.rows, log_predictive_of(seen.log_density, batch), root_mean_square(move), all_good)
         return KFACState(w + move, factors, clock.round, clock.rows), info
 
     return Algorithm(init, step_)

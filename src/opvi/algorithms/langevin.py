@@ -5,10 +5,10 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from opvi.algorithms.common import compiled, keep_if_finite, root_mean_square, tick, weigh
+from opvi.algorithms.common import StepInfo, compiled, keep_if_finite, root_mean_square, tick, weigh
 from opvi.schedules import LikelihoodScale, batch_sum
 from opvi.targets import Target, as_particles, cast
-from opvi.types import Algorithm, Array, Batch, Key, Particles, Scalar, Schedule, at_round
+from opvi.types import Algorithm, Array, Batch, Key, Particles, Schedule, at_round
 
 
 class LangevinState(NamedTuple):
@@ -17,15 +17,6 @@ class LangevinState(NamedTuple):
     particles: Particles
     round: Array
     rows: Array
-
-
-class LangevinInfo(NamedTuple):
-    """What a round did, for readers; never fed back."""
-
-    rows: Array  # rows seen, this batch included
-    log_predictive: Scalar  # mean log predictive density of the batch, before learning from it
-    drift: Scalar  # root mean square of the score
-    finite: Array  # False: the update was not finite and the particles stayed where they were
 
 
 def langevin(
@@ -55,7 +46,7 @@ def langevin(
         return LangevinState(as_particles(target, key, particles), zero, zero)
 
     @compiled
-    def step_(key: Key, state: LangevinState, batch: Batch) -> tuple[LangevinState, LangevinInfo]:
+    def step_(key: Key, state: LangevinState, batch: Batch) -> tuple[LangevinState, StepInfo]:
         x = state.particles
         batch = cast(batch, x.dtype)
         clock = tick(state, batch)
@@ -64,7 +55,7 @@ def langevin(
         noise = jax.random.normal(jax.random.fold_in(key, clock.round), x.shape, x.dtype)
         x_new = x + alpha * s + jnp.sqrt(2 * alpha * tau) * noise
         kept, finite = keep_if_finite(LangevinState(x_new, clock.round, clock.rows), state, x_new)
-        info = LangevinInfo(clock.rows, log_predictive, root_mean_square(s), finite)
+        info = StepInfo(clock.rows, log_predictive, root_mean_square(s), finite)
         return kept._replace(round=clock.round, rows=clock.rows), info
 
     return Algorithm(init, step_)

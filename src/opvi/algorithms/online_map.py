@@ -7,10 +7,10 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from opvi.algorithms.common import as_optimizer, compiled, keep_if_finite, root_mean_square, tick, weigh
+from opvi.algorithms.common import StepInfo, as_optimizer, compiled, keep_if_finite, root_mean_square, tick, weigh
 from opvi.schedules import LikelihoodScale, batch_mean, vanishing
 from opvi.targets import Target, as_particles, cast
-from opvi.types import Algorithm, Array, Batch, Key, Particles, Scalar, Schedule
+from opvi.types import Algorithm, Array, Batch, Key, Particles, Schedule
 
 Projection = Callable[[Array], Array]  # [d] -> [d]
 
@@ -22,15 +22,6 @@ class MAPState(NamedTuple):
     optimizer: Any
     round: Array
     rows: Array
-
-
-class MAPInfo(NamedTuple):
-    """What a round did, for readers; never fed back."""
-
-    rows: Array  # rows seen, this batch included
-    log_predictive: Scalar  # mean log predictive density of the batch, before learning from it
-    drift: Scalar  # root mean square of the gradient
-    finite: Array  # False: the update was not finite and the estimate stayed where it was
 
 
 def ball(radius: float) -> Projection:
@@ -80,7 +71,7 @@ def online_map(
         return MAPState(w, optimizer.init(w), zero, zero)
 
     @compiled
-    def step_(key: Key, state: MAPState, batch: Batch) -> tuple[MAPState, MAPInfo]:
+    def step_(key: Key, state: MAPState, batch: Batch) -> tuple[MAPState, StepInfo]:
         w = state.particles
         batch = cast(batch, w.dtype)
         clock = tick(state, batch)
@@ -88,7 +79,7 @@ def online_map(
         move, optimizer_state = optimizer.update(-s, state.optimizer, w)
         w_new = project(w + move)
         kept, finite = keep_if_finite(MAPState(w_new, optimizer_state, clock.round, clock.rows), state, w_new)
-        info = MAPInfo(clock.rows, log_predictive, root_mean_square(s), finite)
+        info = StepInfo(clock.rows, log_predictive, root_mean_square(s), finite)
         return kept._replace(round=clock.round, rows=clock.rows), info
 
     return Algorithm(init, step_)
