@@ -231,6 +231,7 @@ def test_wrong_batches_are_refused_before_anything_moves():
     ("make", "message"),
     [
         (lambda: opvi.opvi(TARGET, step=0.0), "`step` is 0.0"),
+        (lambda: opvi.svgd(TARGET, step="fast"), "`step` is 'fast'"),
         (lambda: opvi.langevin(TARGET, step=-1.0), "`step` is -1.0"),
         (lambda: opvi.ball(0.0), "`radius` is 0.0"),
         (lambda: opvi.box(1.0, [0.0, 2.0]), "lower must be below upper"),

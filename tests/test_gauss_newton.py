@@ -117,3 +117,10 @@ def test_wrong_targets_and_settings_are_refused():
         opvi.kfac(opvi.gaussian_mixture())
     with pytest.raises(ValueError, match="each must be greater than 0"):
         opvi.kfac(opvi.softmax_regression(2, 3), damping=0.0)
+    for forgetting in (0.0, 1.5):
+        with pytest.raises(ValueError, match=r"must lie in \(0, 1\]"):
+            opvi.gauss_newton(opvi.linear_regression(2), forgetting=forgetting)
+    inferred = opvi.linear_regression(2, noise=opvi.Gamma()), opvi.linear_regression(2, prior_variance=opvi.Gamma())
+    for target in inferred:
+        with pytest.raises(ValueError, match="not a Gaussian with known variances"):
+            opvi.gauss_newton(target).init(KEY, 2)

@@ -188,6 +188,25 @@ def test_an_empty_stream_and_wrong_arguments(sampler, growing):
             opvi.run(sampler, growing, KEY, **{name: 0})
 
 
+def test_labels_that_are_no_class_are_refused():
+    """Their gradient would be finite, and wrong: nothing may be learnt from them."""
+    x = np.random.default_rng(0).normal(size=(12, 2)).astype(np.float32)
+    three, two = opvi.softmax_regression(2, 3), opvi.logistic_regression(2)
+    for target, label in ((three, 3), (three, -1), (two, 2)):
+        y = np.zeros(12, int)
+        y[9] = label
+        for algorithm in (opvi.svgd(target, step=0.01), opvi.gauss_newton(target)):
+            with pytest.raises(opvi.DivergedError, match="round 3 .*a label with no class") as caught:
+                opvi.run(algorithm, opvi.stream((x, y), 4), KEY, particles=3)
+            before, _ = opvi.run(algorithm, opvi.stream((x[:8], y[:8]), 4), KEY, particles=3)
+            assert same(caught.value.state.particles, before.particles)
+
+
+def test_rows_that_are_no_batches_are_refused(sampler, mixture_rows):
+    with pytest.raises(TypeError, match=r"yields a float32, but a run takes batches.*opvi.stream"):
+        opvi.run(sampler, mixture_rows, KEY, particles=4)
+
+
 def test_float64_data_and_particles(mixture, growing):
     with jax.enable_x64(True):
         particles = jax.random.normal(KEY, (5, 2), jnp.float64)

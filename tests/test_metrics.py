@@ -23,6 +23,16 @@ def test_rmse_and_density():
     )
 
 
+def test_a_column_of_y_is_refused_instead_of_broadcast():
+    for score in (metrics.rmse, metrics.log_predictive_density, metrics.crps, metrics.coverage):
+        with pytest.raises(ValueError, match=r"`y` has shape \(3, 1\), but there are predictions for 3 rows"):
+            score(GAUSSIAN, Y[:, None])
+    labels = jnp.array([0, 1, 2])
+    for score in (metrics.accuracy, metrics.brier, metrics.expected_calibration_error):
+        with pytest.raises(ValueError, match=r"`y` has shape \(2,\)"):
+            score(perfect(labels), labels[:2])
+
+
 def test_crps_closed_form_equals_its_integral():
     """CRPS = ∫ (F(z) - [z ≥ y])² dz."""
     z = np.linspace(-12, 12, 48_001)

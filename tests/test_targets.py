@@ -180,6 +180,8 @@ def test_wrong_targets_and_particles_are_refused():
         as_particles(target, 0, jnp.zeros((5, 3)))
     with pytest.raises(ValueError, match="NaN or infinity"):
         as_particles(target, 0, jnp.full((5, 2), jnp.nan))
+    with pytest.raises(TypeError, match=r"`particles` is a str, but must be a count to draw"):
+        as_particles(target, 0, "ten")
     with pytest.raises(TypeError, match="dtype int32"):
         as_particles(target, 0, jnp.zeros((5, 2), jnp.int32))
 

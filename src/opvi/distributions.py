@@ -39,9 +39,10 @@ class Bernoulli(NamedTuple):
     logit: Array
 
     def log_density(self, y: Array) -> Array:
-        """The log density of y, row by row."""
+        """The log density of y, row by row; NaN where y is neither 0 nor 1."""
         y = y.astype(self.logit.dtype)
-        return y * jax.nn.log_sigmoid(self.logit) + (1 - y) * jax.nn.log_sigmoid(-self.logit)
+        density = y * jax.nn.log_sigmoid(self.logit) + (1 - y) * jax.nn.log_sigmoid(-self.logit)
+        return jnp.where((y == 0) | (y == 1), density, jnp.nan)
 
     def curvature(self, y: Array) -> tuple[Array, Array]:
         """Gradient `[B, 1]` of the log density in the logit, and a root `[B, 1, 1]` of its curvature."""
@@ -63,10 +64,12 @@ class Categorical(NamedTuple):
     logits: Array  # [..., C]
 
     def log_density(self, y: Array) -> Array:
-        """The log density of y, row by row."""
+        """The log density of y, row by row; NaN where y is no class."""
         log_p = self.log_probabilities()
-        y = jnp.broadcast_to(y.astype(jnp.int32), log_p.shape[:-1])
-        return jnp.take_along_axis(log_p, y[..., None], -1)[..., 0]
+        label = jnp.broadcast_to(y.astype(jnp.int32), log_p.shape[:-1])
+        known = (label >= 0) & (label < log_p.shape[-1])
+        chosen = jnp.take_along_axis(log_p, jnp.where(known, label, 0)[..., None], -1)[..., 0]
+        return jnp.where(known, chosen, jnp.nan)
 
     def curvature(self, y: Array) -> tuple[Array, Array]:
         """Gradient `[B, C]` of the log density in the logits, and a root `[B, C, C]` of its curvature."""

@@ -111,6 +111,11 @@ def run(
     head = next(source, None)
     if head is None:
         raise ValueError("the stream is empty: it gave no batch, but a run needs at least one.")
+    if not isinstance(head, Batch):
+        raise TypeError(
+            f"`stream` yields a {type(head).__name__}, but a run takes batches. Make them from arrays or an iterator: "
+            "`opvi.stream((X, y), batch_size=20)`."
+        )
     kept = 0 if record is None else _bytes(jax.eval_shape(partial(_round, algorithm.step, record, key), state, head)[1])
 
     def room(batch: Batch) -> int:
@@ -204,8 +209,9 @@ class _Log:
             at = self.done - len(batches) + int(info.finite.argmin()) + 1
             raise DivergedError(
                 f"the update of round {at} was not finite, so the particles stayed as they were before it. The batch "
-                "itself was finite: the step is too large, or the log density overflows. Lower `step`, or "
-                "standardise the data. The state is in this error's `state`, the history in its `history`.",
+                "itself was finite: the step is too large, the log density overflows, or a row lies outside the model "
+                "(a label with no class). Lower `step`, standardise the data, or check the labels. The state "
+                "is in this error's `state`, the history in its `history`.",
                 state,
                 self.history(),
             )

@@ -22,7 +22,7 @@ from opvi.types import Array, Particles, Scalar, Scores
 
 def rmse(predictive: Predictive, y: Array) -> Scalar:
     """Root mean squared error of the predictive mean. Smaller is better."""
-    return jnp.sqrt(((predictive.mean() - y) ** 2).mean())
+    return jnp.sqrt(((predictive.mean() - predictive.aligned(y)) ** 2).mean())
 
 
 def log_predictive_density(predictive: Predictive, y: Array) -> Scalar:
@@ -32,18 +32,18 @@ def log_predictive_density(predictive: Predictive, y: Array) -> Scalar:
 
 def accuracy(predictive: Predictive, y: Array) -> Scalar:
     """Share of rows whose most probable class is the true one."""
-    return (predictive.classes() == y).mean()
+    return (predictive.classes() == predictive.aligned(y)).mean()
 
 
 def brier(predictive: Predictive, y: Array) -> Scalar:
     r"""$\mathrm{mean} \sum_c (p_c - [y = c])^2$: 0 is perfect, 2 is surely wrong everywhere."""
-    p = predictive.probabilities()
+    p, y = predictive.probabilities(), predictive.aligned(y)
     return ((p - jax.nn.one_hot(y, p.shape[1], dtype=p.dtype)) ** 2).sum(1).mean()
 
 
 def expected_calibration_error(predictive: Predictive, y: Array, bins: int = 15) -> Scalar:
     """Mean gap between confidence and accuracy, over equally wide bins of confidence, weighted by rows."""
-    p = predictive.probabilities()
+    p, y = predictive.probabilities(), predictive.aligned(y)
     confidence = p.max(1)
     right = (p.argmax(1) == y).astype(p.dtype)
     index = jnp.clip((confidence * bins).astype(jnp.int32), 0, bins - 1)
@@ -53,7 +53,7 @@ def expected_calibration_error(predictive: Predictive, y: Array, bins: int = 15)
 
 def coverage(predictive: Predictive, y: Array, level: float = 0.9) -> Scalar:
     """Share of rows inside the central interval of that level; equal to the level if calibrated."""
-    low, high = predictive.interval(level)
+    (low, high), y = predictive.interval(level), predictive.aligned(y)
     return ((low <= y) & (y <= high)).mean()
 
 
@@ -75,7 +75,7 @@ def crps(predictive: Predictive, y: Array) -> Scalar:
         spread = absolute_moment(mean[:, None] - mean[None, :], variance[:, None] + variance[None, :])
         return absolute_moment(y - mean, variance).mean() - spread.mean() / 2
 
-    return jax.lax.map(lambda a: row(*a), (mean.T, variance.T, jnp.asarray(y, mean.dtype))).mean()
+    return jax.lax.map(lambda a: row(*a), (mean.T, variance.T, predictive.aligned(y).astype(mean.dtype))).mean()
 
 
 # --- samples ----------------------------------------------------------------------------------

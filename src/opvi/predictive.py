@@ -44,6 +44,14 @@ class Predictive(NamedTuple):
             )
         return self.components
 
+    def aligned(self, y: Any) -> Array:
+        """y as an array with one value a row; anything else would broadcast to a wrong answer without a word."""
+        rows = jax.tree.leaves(self.components)[0].shape[1]
+        y = jnp.asarray(y)
+        if y.shape != (rows,):
+            raise ValueError(f"`y` has shape {y.shape}, but there are predictions for {rows} rows: shape ({rows},).")
+        return y
+
     def mean(self) -> Array:
         """The predictive mean; for a Bernoulli head, the probability of 1."""
         if isinstance(self.components, Normal):
@@ -69,7 +77,7 @@ class Predictive(NamedTuple):
 
     def log_density(self, y: Array) -> Array:
         """The log predictive density of y, row by row."""
-        values = self.components.log_density(jnp.asarray(y)[None])
+        values = self.components.log_density(self.aligned(y)[None])
         return logsumexp(values, axis=0) - math.log(len(values))
 
     def cdf(self, y: Array) -> Array:

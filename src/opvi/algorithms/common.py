@@ -85,14 +85,19 @@ def weigh(
 def log_predictive_of(log_likelihood: Array, batch: Batch) -> Scalar:
     """Mean log predictive density of the batch, from each particle's `[n, B]`, before their update (prequential)."""
     rows = logsumexp(log_likelihood, axis=0) - math.log(len(log_likelihood))
-    return (rows * batch.weight).sum() / jnp.maximum(batch.weight.sum(), 1e-30)
+    mean = (rows * batch.weight).sum() / jnp.maximum(batch.weight.sum(), 1e-30)
+    # Asked for by name: XLA's fused exponential on a CPU can turn a NaN into a number.
+    return jnp.where(jnp.isnan(log_likelihood).any(), jnp.nan, mean)
 
 
-def keep_if_finite(new: Any, old: Any, particles: Particles) -> tuple[Any, Array]:
-    """The new state, or the old one where the new particles are not finite; and whether they were."""
+def keep_if_finite(new: Any, old: Any, particles: Particles, log_predictive: Scalar) -> tuple[Any, Array]:
+    """The new state, or the old one where the new particles are not finite; and whether they were.
+
+    A NaN among the batch's log densities counts as well: it may leave the gradient finite, and wrong.
+    """
     # A sum of squares is NaN or infinite as soon as one number is (or is above 1e19, which is as lost), and
     # on a CPU several times faster to reduce than a matrix of truth values.
-    finite = jnp.isfinite((particles**2).sum())
+    finite = jnp.isfinite((particles**2).sum()) & ~jnp.isnan(log_predictive)
     return jax.tree.map(lambda a, b: jnp.where(finite, a, b), new, old), finite
 
 
@@ -107,6 +112,15 @@ def as_optimizer(step: Schedule | optax.GradientTransformation) -> optax.Gradien
         return step
     if callable(step):
         return optax.sgd(lambda count: at_round(step, count.astype(float) + 1))  # optax counts from 0, we from 1
-    if not step > 0:
-        raise ValueError(f"`step` is {step!r}, but must be greater than 0, a schedule, or an optax optimizer.")
-    return optax.sgd(step)
+    return optax.sgd(positive_step(step))
+
+
+def positive_step(step: Any) -> float:
+    """A step size that is a number greater than 0."""
+    try:
+        value = float(step)
+    except (TypeError, ValueError):
+        value = math.nan
+    if not value > 0:
+        raise ValueError(f"`step` is {step!r}, but must be a number greater than 0, a schedule, or an optax optimizer.")
+    return value

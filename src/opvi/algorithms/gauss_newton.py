@@ -60,6 +60,8 @@ def gauss_newton(
     """
     if target.predict is None:
         raise TypeError("Gauss–Newton needs the outputs of a model: a target with `predict`, e.g. `opvi.mlp(...)`.")
+    if not callable(forgetting) and not 0 < forgetting <= 1:
+        raise ValueError(f"`forgetting` is {forgetting!r}, but must lie in (0, 1]; 1 never forgets.")
     predict = target.predict
 
     def outputs(w: Array, x: Any) -> Array:
@@ -68,7 +70,7 @@ def gauss_newton(
 
     def init(key: Key, particles: Any) -> GaussNewtonState:
         w = as_particles(target, key, particles)
-        variance = _prior_variance(target, w[0])
+        variance = _checked_prior_variance(target, w[0])
         zero = jnp.zeros((), jnp.int32)
         covariance = jnp.tile(jnp.diag(variance)[None], (len(w), 1, 1))
         return GaussNewtonState(w, covariance, jnp.ones(len(w), w.dtype), zero, zero)
@@ -112,7 +114,9 @@ def gauss_newton(
             dist = dist._replace(variance=jnp.broadcast_to(R[:, None], dist.variance.shape))
         move, Z = jax.vmap(absorb, (0, 0, 0, None, None))(w, C, dist, batch.data, batch.weight)
         # A particle whose update is not finite sits this round out; the others learn.
-        good = jnp.isfinite(move).all(1) & jnp.isfinite(Z).all((1, 2)) & jnp.isfinite(error)
+        good = (
+            jnp.isfinite(move).all(1) & jnp.isfinite(Z).all((1, 2)) & jnp.isfinite(error) & ~jnp.isnan(log_predictive)
+        )
         move = jnp.where(good[:, None], move, 0)
         Z = jnp.where(good[:, None, None], Z, 0)
         error = jnp.where(good, error, state.error)
@@ -137,3 +141,16 @@ def _prior_variance(target: Target, like: Array) -> Array:
     """The variances of a factorised Gaussian prior, from the slope of its gradient."""
     gradient = jax.grad(lambda v: target.log_prior(target.unravel(v)))
     return 1 / (gradient(jnp.zeros_like(like)) - gradient(jnp.ones_like(like)))
+
+
+def _checked_prior_variance(target: Target, like: Array) -> Array:
+    """The same, refused unless the prior is Gaussian: a gradient that is linear and points home."""
+    gradient = jax.grad(lambda v: target.log_prior(target.unravel(v)))
+    zero, one, two = (gradient(jnp.full_like(like, value)) for value in (0.0, 1.0, 2.0))
+    linear = jnp.allclose(two - one, one - zero, rtol=1e-3)
+    if not bool(linear & (zero > one).all()):
+        raise ValueError(
+            "this target's prior is not a Gaussian with known variances, but Gauss–Newton starts from one. Give "
+            "`prior_variance` and `noise` as numbers (or None), not as `Gamma` priors; `AdaptiveNoise` learns noise."
+        )
+    return _prior_variance(target, like)

@@ -65,7 +65,10 @@ def kfac(
     """
     architecture = target.architecture
     if architecture is None:
-        raise TypeError("Kronecker factors need the layers of an MLP: a target made by `opvi.mlp(...)`.")
+        raise TypeError(
+            "Kronecker factors need the layers of an MLP: a target made by `opvi.mlp(...)`, with variances as numbers "
+            "(or None) and not as `Gamma` priors."
+        )
     if not damping > 0 or not half_life > 0 or not largest_change > 0:
         raise ValueError(
             f"`damping`, `half_life` and `largest_change` are {damping}, {half_life}, {largest_change}; "
@@ -175,12 +178,13 @@ def kfac(
             return scale * target.ravel({"weights": move})
 
         move = jax.vmap(bounded)(w, moves, seen.outputs, seen.head_root)
-        good = jnp.isfinite(move).all(1)
+        log_predictive = log_predictive_of(seen.log_density, batch)
+        good = jnp.isfinite(move).all(1) & ~jnp.isnan(log_predictive)
         move = jnp.where(good[:, None], move, 0)
         # The factors belong to all particles together: one bad batch must not spoil them.
         all_good = good.all()
         factors = jax.tree.map(lambda new, old: jnp.where(all_good, new, old), factors, state.factors)
-        info = StepInfo(clock.rows, log_predictive_of(seen.log_density, batch), root_mean_square(move), all_good)
+        info = StepInfo(clock.rows, log_predictive, root_mean_square(move), all_good)
         return KFACState(w + move, factors, clock.round, clock.rows), info
 
     return Algorithm(init, step_)

@@ -5,7 +5,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from opvi.algorithms.common import StepInfo, compiled, keep_if_finite, root_mean_square, tick, weigh
+from opvi.algorithms.common import StepInfo, compiled, keep_if_finite, positive_step, root_mean_square, tick, weigh
 from opvi.schedules import LikelihoodScale, batch_sum
 from opvi.targets import Target, as_particles, cast
 from opvi.types import Algorithm, Array, Batch, Key, Particles, Schedule, at_round
@@ -38,8 +38,8 @@ def langevin(
         prior_weight: $\eta_t$, as in `parvi`.
         likelihood_scale: $\kappa_t$, as in `parvi`.
     """
-    if not callable(step) and not step > 0:
-        raise ValueError(f"`step` is {step!r}, but must be a number greater than 0 or a schedule.")
+    if not callable(step):
+        positive_step(step)
 
     def init(key: Key, particles: Any) -> LangevinState:
         zero = jnp.zeros((), jnp.int32)
@@ -54,7 +54,7 @@ def langevin(
         alpha, tau = at_round(step, clock.t), at_round(temperature, clock.t)
         noise = jax.random.normal(jax.random.fold_in(key, clock.round), x.shape, x.dtype)
         x_new = x + alpha * s + jnp.sqrt(2 * alpha * tau) * noise
-        kept, finite = keep_if_finite(LangevinState(x_new, clock.round, clock.rows), state, x_new)
+        kept, finite = keep_if_finite(LangevinState(x_new, clock.round, clock.rows), state, x_new, log_predictive)
         info = StepInfo(clock.rows, log_predictive, root_mean_square(s), finite)
         return kept._replace(round=clock.round, rows=clock.rows), info
 

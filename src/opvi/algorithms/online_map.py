@@ -78,7 +78,9 @@ def online_map(
         s, log_predictive = weigh(target, w, batch, clock, likelihood_scale, prior_weight)
         move, optimizer_state = optimizer.update(-s, state.optimizer, w)
         w_new = project(w + move)
-        kept, finite = keep_if_finite(MAPState(w_new, optimizer_state, clock.round, clock.rows), state, w_new)
+        kept, finite = keep_if_finite(
+            MAPState(w_new, optimizer_state, clock.round, clock.rows), state, w_new, log_predictive
+        )
         info = StepInfo(clock.rows, log_predictive, root_mean_square(s), finite)
         return kept._replace(round=clock.round, rows=clock.rows), info
 

@@ -80,7 +80,7 @@ def parvi(
         x_new = y + move
         ahead = acceleration.look_ahead(clock.t, x_new, x, y, move) if acceleration else ()
         moved = ParVIState(x_new, optimizer_state, ahead, clock.round, clock.rows)
-        kept, finite = keep_if_finite(moved, state, x_new)
+        kept, finite = keep_if_finite(moved, state, x_new, log_predictive)
         info = ParVIInfo(clock.rows, log_predictive, root_mean_square(u), root_mean_square(r), h, finite)
         return kept._replace(round=clock.round, rows=clock.rows), info
 

@@ -90,7 +90,13 @@ def as_particles(target: Target, key: Any, particles: Any, *, at_least: int = 1)
     elif isinstance(particles, jax.Array | np.ndarray) and np.ndim(particles) == 2:
         x = jnp.asarray(particles)
     else:
-        x = jax.vmap(target.ravel)(particles)
+        try:
+            x = jax.vmap(target.ravel)(particles)
+        except Exception as error:
+            raise TypeError(
+                f"`particles` is a {type(particles).__name__}, but must be a count to draw, a matrix of shape "
+                f"(n, {target.dim}), or the target's parameters stacked along a leading axis. ({error})"
+            ) from error
     _enough(len(x), at_least, x.shape)
     if x.shape[1] != target.dim:
         raise ValueError(
