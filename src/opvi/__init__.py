@@ -25,6 +25,7 @@ from opvi.algorithms import wnes as wnes
 from opvi.distributions import Bernoulli as Bernoulli
 from opvi.distributions import Categorical as Categorical
 from opvi.distributions import Normal as Normal
+from opvi.distributions import StudentT as StudentT
 from opvi.inference import Chunk as Chunk
 from opvi.inference import Compared as Compared
 from opvi.inference import History as History
@@ -56,5 +57,6 @@ from opvi.types import Algorithm as Algorithm
 from opvi.types import Batch as Batch
 from opvi.types import DivergedError as DivergedError
 from opvi.types import FieldValue as FieldValue
+from opvi.types import Tracker as Tracker
 
 __version__ = version("opvi")

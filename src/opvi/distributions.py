@@ -1,4 +1,4 @@
-"""What a model says about y given x: the three conditional distributions that heads produce.
+"""What a model says about y given x: the conditional distributions that heads produce.
 
 Each is a NamedTuple of arrays whose last batch axis is rows, so a set of particles is the same type
 with one more leading axis.
@@ -9,6 +9,8 @@ from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
+from jax.scipy.special import gammaln
+from jax.scipy.stats import norm
 
 from opvi.types import Array, Key
 
@@ -27,10 +29,63 @@ class Normal(NamedTuple):
         """Gradient `[B, 1]` of the log density in the output, and a root `[B, 1, 1]` of its curvature."""
         return ((y - self.mean) / self.variance)[:, None], jax.lax.rsqrt(self.variance)[:, None, None]
 
+    def cdf(self, y: Array) -> Array:
+        """P(Y ≤ y), row by row."""
+        return norm.cdf((y - self.mean) / jnp.sqrt(self.variance))
+
     def sample(self, key: Key) -> Array:
         """One draw of y a row."""
         noise = jax.random.normal(key, self.mean.shape, self.mean.dtype)
         return self.mean + jnp.sqrt(self.variance) * noise
+
+
+LARGEST_DOF = 10  # of a finite one
+
+
+class StudentT(NamedTuple):
+    """A heavy-tailed y, by its mean and variance.
+
+    The degrees of freedom are even numbers from 4 to 10, whose distribution function is a polynomial, or
+    infinite: the normal distribution.
+    """
+
+    mean: Array
+    variance: Array
+    dof: Array
+    spread: Array  # the part of the variance that comes from not knowing the parameters
+
+    def _standard(self, y: Array) -> tuple[Array, Array, Array]:
+        """The residual over the scale, the scale, and degrees of freedom that are safe to compute with."""
+        finite = jnp.minimum(self.dof, LARGEST_DOF)
+        scale = jnp.sqrt(self.variance * jnp.where(jnp.isinf(self.dof), 1, (finite - 2) / finite))
+        return (y - self.mean) / scale, scale, finite
+
+    def log_density(self, y: Array) -> Array:
+        """The log density of y, row by row."""
+        z, scale, nu = self._standard(y)
+        constant = gammaln((nu + 1) / 2) - gammaln(nu / 2) - 0.5 * jnp.log(nu * math.pi)
+        tails = constant - (nu + 1) / 2 * jnp.log1p(z**2 / nu)
+        normal = -0.5 * z**2 - 0.5 * math.log(2 * math.pi)
+        return jnp.where(jnp.isinf(self.dof), normal, tails) - jnp.log(scale)
+
+    def cdf(self, y: Array) -> Array:
+        """P(Y ≤ y), row by row."""
+        z, _, nu = self._standard(y)
+        sine = z * jax.lax.rsqrt(nu + z**2)
+        total, term = jnp.zeros_like(sine), jnp.ones_like(sine)
+        for k in range(LARGEST_DOF // 2):
+            total = total + jnp.where(2 * k < nu, term, 0)
+            term = term * (1 - sine**2) * (2 * k + 1) / (2 * k + 2)
+        return jnp.where(jnp.isinf(self.dof), norm.cdf(z), 0.5 + 0.5 * sine * total)
+
+    def sample(self, key: Key) -> Array:
+        """One draw of y a row."""
+        one, two = jax.random.split(key)
+        z = jax.random.normal(one, self.mean.shape, self.mean.dtype)
+        _, scale, nu = self._standard(self.mean)
+        chi_square = 2 * jax.random.gamma(two, nu / 2, self.mean.shape, self.mean.dtype)
+        tails = jnp.where(jnp.isinf(self.dof), 1, jnp.sqrt(nu / chi_square))
+        return self.mean + scale * z * tails
 
 
 class Bernoulli(NamedTuple):
@@ -89,4 +144,5 @@ class Categorical(NamedTuple):
         return jax.random.categorical(key, self.logits)
 
 
-Distribution = Normal | Bernoulli | Categorical
+Distribution = Normal | Bernoulli | Categorical  # what a head makes of a network's outputs
+Continuous = Normal | StudentT

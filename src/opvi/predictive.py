@@ -6,11 +6,10 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 from jax.scipy.special import logsumexp
-from jax.scipy.stats import norm
 
-from opvi.distributions import Bernoulli, Categorical, Distribution, Normal
+from opvi.distributions import Bernoulli, Categorical, Continuous, Distribution, Normal, StudentT
 from opvi.targets import Target
-from opvi.types import Array, Key, Particles
+from opvi.types import Array, Key, Particles, Scalar
 
 QUANTILE_STEPS = 60  # halvings of the bracket; more than a float's digits
 
@@ -27,22 +26,36 @@ class Uncertainty(NamedTuple):
 
 
 class Predictive(NamedTuple):
-    """The posterior predictive distribution at new inputs: an even mixture over particles."""
+    """The posterior predictive distribution at new inputs: a mixture over particles."""
 
-    components: Distribution  # leaves [n, B] or [n, B, C]
+    components: Distribution | StudentT  # leaves [n, B] or [n, B, C]
+    log_weights: Array | None = None  # [n] or [n, B], normalised over n; None: all weigh the same
+    temperature: Scalar | None = None  # of class probabilities, applied to the mixture: p^(1/T), normalised
 
-    def _normal(self, what: str) -> Normal:
-        if isinstance(self.components, Normal):
+    def _continuous(self, what: str) -> Continuous:
+        if isinstance(self.components, Normal | StudentT):
             return self.components
         name = type(self.components).__name__
         raise TypeError(f"{what} is not defined for a {name} head. Use `probabilities()` for classes.")
 
     def _discrete(self) -> Bernoulli | Categorical:
-        if isinstance(self.components, Normal):
+        if isinstance(self.components, Normal | StudentT):
             raise TypeError(
                 "class probabilities are not defined for a Normal head. Use `mean()`, `sd()`, `quantile()`."
             )
         return self.components
+
+    def _log_weights(self) -> Array:
+        """[n, 1] or [n, B]."""
+        first = jax.tree.leaves(self.components)[0]
+        if self.log_weights is None:
+            return jnp.full((len(first), 1), -math.log(len(first)), first.dtype)
+        return self.log_weights.reshape(len(first), -1)
+
+    def _average(self, values: Array) -> Array:
+        """Over components: `[n, B, ...]` to `[B, ...]`."""
+        weights = jnp.exp(self._log_weights())
+        return (weights.reshape(*weights.shape, *(1,) * (values.ndim - 2)) * values).sum(0)
 
     def aligned(self, y: Any) -> Array:
         """y as an array with one value a row; anything else would broadcast to a wrong answer without a word."""
@@ -54,54 +67,56 @@ class Predictive(NamedTuple):
 
     def mean(self) -> Array:
         """The predictive mean; for a Bernoulli head, the probability of 1."""
-        if isinstance(self.components, Normal):
-            return self.components.mean.mean(0)
+        if isinstance(self.components, Normal | StudentT):
+            return self._average(self.components.mean)
         if isinstance(self.components, Bernoulli):
             return self.probabilities()[:, 1]
         raise TypeError("the mean of class indices means nothing. Use `probabilities()` or `classes()`.")
 
     def sd(self) -> Array:
         """The predictive standard deviation: parameters and noise."""
-        self._normal("a standard deviation")
+        self._continuous("a standard deviation")
         parts = self.uncertainty()
         return jnp.sqrt(parts.epistemic + parts.aleatoric)
 
     def uncertainty(self) -> Uncertainty:
         """Epistemic and aleatoric parts, row by row."""
-        if isinstance(self.components, Normal):
-            return Uncertainty(self.components.mean.var(0), self.components.variance.mean(0))
-        log_p = self._discrete().log_probabilities()
+        if isinstance(self.components, Normal | StudentT):
+            c = self.components
+            spread = self._average(c.spread) if isinstance(c, StudentT) else jnp.zeros((), c.mean.dtype)
+            between = self._average((c.mean - self.mean()[None]) ** 2)
+            return Uncertainty(between + spread, self._average(c.variance) - spread)
+        log_p = self._tempered(self._discrete().log_probabilities())
         total = _entropy(self.log_probabilities())
-        aleatoric = _entropy(log_p).mean(0)
+        aleatoric = self._average(_entropy(log_p))
         return Uncertainty(jnp.maximum(total - aleatoric, 0), aleatoric)
 
     def log_density(self, y: Array) -> Array:
         """The log predictive density of y, row by row."""
+        if self.temperature is not None:
+            return Categorical(self.log_probabilities()).log_density(self.aligned(y))
         values = self.components.log_density(self.aligned(y)[None])
-        return logsumexp(values, axis=0) - math.log(len(values))
+        return logsumexp(values + self._log_weights(), axis=0)
 
     def cdf(self, y: Array) -> Array:
         """P(Y ≤ y), row by row; uniform over rows if the model is calibrated."""
-        normal = self._normal("a distribution function")
-        z = (jnp.asarray(y)[None] - normal.mean) / jnp.sqrt(normal.variance)
-        return norm.cdf(z).mean(0)
+        return self._average(self._continuous("a distribution function").cdf(jnp.asarray(y)[None]))
 
     def quantile(self, q: Any) -> Array:
         """Quantiles of the mixture (not of its Gaussian approximation): shape `[B]`, or `[len(q), B]`."""
-        normal = self._normal("a quantile")
-        q = jnp.asarray(q, normal.mean.dtype)
+        mean = self._continuous("a quantile").mean
+        q = jnp.asarray(q, mean.dtype)
         if not bool(((q > 0) & (q < 1)).all()):
             raise ValueError(f"`q` is {q}, but a quantile's level must lie strictly between 0 and 1.")
-        # Every component's own quantile brackets the mixture's.
-        mean, sd = normal.mean, jnp.sqrt(normal.variance)
-        levels = q.reshape(-1)
-        edges = mean[None] + sd[None] * norm.ppf(levels)[:, None, None]
-        bracket = edges.min(1), edges.max(1)
+        levels = q.reshape(-1, 1)
+        # Cantelli's inequality brackets the quantiles of any distribution by its mean and deviation.
+        middle, sd = self.mean()[None], self.sd()[None]
+        bracket = middle - sd * jnp.sqrt((1 - levels) / levels), middle + sd * jnp.sqrt(levels / (1 - levels))
 
         def halve(_: int, bracket: tuple[Array, Array]) -> tuple[Array, Array]:
             low, high = bracket
             middle = (low + high) / 2
-            below = jax.vmap(self.cdf)(middle) < levels[:, None]
+            below = jax.vmap(self.cdf)(middle) < levels
             return jnp.where(below, middle, low), jnp.where(below, high, middle)
 
         low, high = jax.lax.fori_loop(0, QUANTILE_STEPS, halve, bracket)
@@ -114,10 +129,13 @@ class Predictive(NamedTuple):
         low, high = self.quantile([(1 - coverage) / 2, (1 + coverage) / 2])
         return low, high
 
+    def _tempered(self, log_p: Array) -> Array:
+        return log_p if self.temperature is None else jax.nn.log_softmax(log_p / self.temperature, -1)
+
     def log_probabilities(self) -> Array:
         """Log class probabilities, `[B, C]`."""
         log_p = self._discrete().log_probabilities()
-        return logsumexp(log_p, axis=0) - math.log(len(log_p))
+        return self._tempered(logsumexp(log_p + self._log_weights()[..., None], axis=0))
 
     def probabilities(self) -> Array:
         """Class probabilities, `[B, C]`."""
@@ -128,11 +146,18 @@ class Predictive(NamedTuple):
         return self.log_probabilities().argmax(-1)
 
     def sample(self, key: Key, draws: int) -> Array:
-        """`draws` draws of y at every row: `[draws, B]`; each from a particle picked at random."""
+        """`draws` draws of y at every row: `[draws, B]`; each from a particle picked at random by its weight."""
         pick, noise = jax.random.split(key)
-        n = len(jax.tree.leaves(self.components)[0])
-        index = jax.random.randint(pick, (draws,), 0, n)
-        return jax.tree.map(lambda leaf: leaf[index], self.components).sample(noise)
+        if self.temperature is not None:
+            logits = self.log_probabilities()
+            return jax.random.categorical(noise, logits, shape=(draws, len(logits)))
+        weights = self._log_weights()
+        index = jax.random.categorical(pick, weights, axis=0, shape=(draws, weights.shape[1]))
+
+        def chosen(leaf: Array) -> Array:
+            return leaf[index[:, 0]] if index.shape[1] == 1 else leaf[index, jnp.arange(leaf.shape[1])[None]]
+
+        return jax.tree.map(chosen, self.components).sample(noise)
 
 
 def _entropy(log_p: Array) -> Array:

@@ -39,6 +39,22 @@ class Algorithm(NamedTuple):
     step: Callable[[Key, Any, Batch], tuple[Any, Any]]
 
 
+class Tracker(NamedTuple):
+    """A sampler that knows how to predict: everything a stream of data needs, chosen and set up.
+
+    `init` and `step` are an `Algorithm`'s (`init(key)` draws the recommended number of particles), so
+    `opvi.run(tracker, stream, key)` takes it. `predict(state, x)` gives the posterior predictive.
+    """
+
+    init: Callable[..., Any]
+    step: Callable[[Key, Any, Batch], tuple[Any, Any]]
+    predict: Callable[[Any, Any], Any]
+    about: str  # one line: what was picked, and why
+
+    def __str__(self) -> str:
+        return self.about
+
+
 class FieldValue(NamedTuple):
     """A velocity at every particle, its two parts kept apart so that either can be re-weighted."""
 

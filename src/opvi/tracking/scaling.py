@@ -1,0 +1,73 @@
+r"""Causal standardisation: means and deviations of the rows seen so far, and what a model does when they move."""
+
+from typing import Any, NamedTuple
+
+import jax.numpy as jnp
+
+from opvi.types import Array, Scalar
+
+LARGEST_INPUT = 10.0  # standard deviations; one wild value must not steer a network
+LARGEST_JUMP = 100.0  # standard deviations; one wild value must not blind the scale to all the others
+SMALLEST_SHARE = 1e-6  # a deviation below this share of the value's size is rounding, not a signal
+LONGEST_MEMORY = 1e6  # rows; counts in float32 stop growing by small steps some way above it
+TRUSTED_COUNT = 20.0  # rows after which the deviation so far can call a value wild
+
+
+class Moments(NamedTuple):
+    """What a stream's rows looked like so far, column by column."""
+
+    seen: Scalar  # weights of the rows, added up
+    mean: Array  # [F]
+    square: Array  # [F]: squared deviations from the mean, added up
+
+
+class Scale(NamedTuple):
+    """The affine map that a model's inputs or outputs go through."""
+
+    mean: Array  # [F]
+    sd: Array  # [F]: 0 where the column has been constant so far
+
+
+def start(columns: int, dtype: Any) -> Moments:
+    """Nothing seen."""
+    zero = jnp.zeros(columns, dtype)
+    return Moments(jnp.zeros((), zero.dtype), zero, zero)
+
+
+def update(moments: Moments, x: Array, weight: Array, memory: float = LONGEST_MEMORY) -> Moments:
+    """The moments with the rows of x `[B, F]` included; stable in float32 far from the origin (Chan's formula).
+
+    Rows before the last `memory` fade away.
+    """
+    sd = jnp.sqrt(moments.square / jnp.maximum(moments.seen, 1))
+    reach = jnp.where((moments.seen >= TRUSTED_COUNT) & (sd > 0), LARGEST_JUMP * sd, jnp.inf)
+    x = jnp.clip(x, (moments.mean - reach)[None], (moments.mean + reach)[None])
+    added = weight.sum()
+    seen = moments.seen + added
+    share = added / jnp.maximum(seen, 1e-30)
+    # Relative to a row of the batch: sums of numbers far from the origin would lose their digits.
+    origin = x[0]
+    shifted = x - origin[None]
+    centre = (shifted * weight[:, None]).sum(0) / jnp.maximum(added, 1e-30)
+    within = ((shifted - centre[None]) ** 2 * weight[:, None]).sum(0)
+    apart = (origin - moments.mean) + centre
+    square = moments.square + within + moments.seen * share * apart**2
+    fade = jnp.minimum(1, memory / jnp.maximum(seen, 1))
+    return Moments(seen * fade, moments.mean + share * apart, square * fade)
+
+
+def scale_of(moments: Moments) -> Scale:
+    """The map to mean 0 and deviation 1."""
+    sd = jnp.sqrt(moments.square / jnp.maximum(moments.seen, 1))
+    return Scale(moments.mean, jnp.where(sd > SMALLEST_SHARE * jnp.abs(moments.mean), sd, 0))
+
+
+def divisor(scale: Scale) -> Array:
+    """The deviations, with 1 for columns that have none."""
+    return jnp.where(scale.sd > 0, scale.sd, 1)
+
+
+def standardise(scale: Scale, x: Array) -> Array:
+    """Inputs `[B, F]` as the model sees them; a column that was constant so far is all 0."""
+    z = (x - scale.mean[None]) / divisor(scale)[None]
+    return jnp.where(scale.sd[None] > 0, jnp.clip(z, -LARGEST_INPUT, LARGEST_INPUT), 0)
