@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 import opvi
+from opvi.algorithms import covariance
 
 KEY = jax.random.key(0)
 
@@ -23,8 +24,8 @@ def test_on_a_linear_model_it_is_exact():
     precision = design.T @ design / 0.25 + np.eye(3) / 4
     expected = np.linalg.solve(precision, (design.T @ y / 0.25)[:, None] + start.T / 4).T
     np.testing.assert_allclose(state.particles, expected, rtol=1e-3, atol=1e-4)
-    for covariance in state.covariance:
-        np.testing.assert_allclose(covariance, np.linalg.inv(precision), rtol=1e-3, atol=1e-6)
+    for matrix in covariance.matrices(state.past)[:, 0]:
+        np.testing.assert_allclose(matrix, np.linalg.inv(precision), rtol=1e-3, atol=1e-6)
 
 
 @pytest.mark.parametrize("classes", [2, 3])
@@ -57,8 +58,8 @@ def test_covariances_stay_symmetric_bounded_and_positive():
     X = np.zeros((6000, 3), np.float32)
     X[:, 0] = rng.normal(size=6000)  # two features say nothing: their directions are only ever forgotten
     state, history = opvi.run(algorithm, opvi.stream((X, np.sin(X[:, 0])), 10), KEY, particles=4)
-    C = np.asarray(state.covariance)
-    prior = np.asarray(algorithm.init(KEY, 4).covariance)[0].diagonal()
+    C = np.asarray(covariance.matrices(state.past))[:, 0]
+    prior = np.asarray(algorithm.init(KEY, 4).past.variance)[0, 0]
     assert history.info.finite.all()
     assert (C.diagonal(axis1=1, axis2=2) <= 4.001 * prior).all()
     assert np.abs(C - C.transpose(0, 2, 1)).max() < 1e-4 * np.abs(C).max()

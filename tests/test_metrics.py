@@ -42,7 +42,7 @@ def test_crps_closed_form_equals_its_integral():
         cdf = np.mean([stats.norm.cdf(z, m, sd) for m in means[:, row]], 0)
         total += np.trapezoid((cdf - (z >= float(Y[row]))) ** 2, z) / 3
     np.testing.assert_allclose(metrics.crps(GAUSSIAN, Y), total, rtol=1e-3)
-    with pytest.raises(TypeError, match="Gaussian head"):
+    with pytest.raises(TypeError, match="continuous y"):
         metrics.crps(perfect(jnp.array([0])), jnp.array([0]))
 
 
@@ -125,3 +125,15 @@ def test_wasserstein_distance():
         metrics.wasserstein2(x, x[:, :2])
     with pytest.raises(ValueError, match="divide each other"):
         metrics.wasserstein2(np.zeros((101, 1)), np.zeros((103, 1)))
+
+
+def test_crps_counts_the_weights_and_knows_heavy_tails():
+    one, other = (
+        opvi.Normal(jnp.array([[0.0], [3.0]]), jnp.ones((2, 1))),
+        opvi.Normal(jnp.zeros((1, 1)), jnp.ones((1, 1))),
+    )
+    y = jnp.array([0.4])
+    alone = Predictive(one, jnp.log(jnp.array([1.0, 1e-12])))
+    np.testing.assert_allclose(metrics.crps(alone, y), metrics.crps(Predictive(other), y), rtol=1e-5)
+    normal = opvi.StudentT(jnp.zeros((1, 1)), jnp.ones((1, 1)), jnp.full((1, 1), jnp.inf), jnp.zeros((1, 1)))
+    np.testing.assert_allclose(metrics.crps(Predictive(normal), y), metrics.crps(Predictive(other), y), rtol=5e-3)

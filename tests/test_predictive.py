@@ -104,3 +104,53 @@ def test_predict_goes_through_every_particle():
     np.testing.assert_allclose(predictive.components.variance, 0.3, rtol=1e-6)
     with pytest.raises(TypeError, match="no `predict`"):
         opvi.predict(opvi.gaussian_mixture(), jnp.zeros((3, 2)), x)
+
+
+@pytest.mark.parametrize("dof", [4.0, 6.0, 10.0, np.inf])
+def test_student_t_is_the_one_of_scipy(dof):
+    mean, variance = 1.0, 2.0
+    ours = opvi.StudentT(*(jnp.full((1,), v, jnp.float32) for v in (mean, variance, dof, 0.5)))
+    theirs = stats.norm(mean, variance**0.5)
+    if np.isfinite(dof):
+        theirs = stats.t(dof, mean, np.sqrt(variance * (dof - 2) / dof))
+    for y in (-40.0, -2.0, 1.0, 3.5):
+        at = jnp.full((1,), y, jnp.float32)
+        np.testing.assert_allclose(ours.log_density(at), theirs.logpdf(y), rtol=1e-5, atol=1e-5)
+        np.testing.assert_allclose(ours.cdf(at), theirs.cdf(y), atol=1e-6)
+    wide = jax.tree.map(lambda leaf: jnp.broadcast_to(leaf, (40_000,)), ours)
+    draws = np.asarray(wide.sample(jax.random.key(0)))
+    assert stats.kstest(draws, theirs.cdf).pvalue > 1e-3
+
+
+def test_weights_count_in_every_summary():
+    """A mixture with weights (¾, ¼) is the even mixture of four components, three of them alike."""
+    mean, variance = jnp.array([[0.0, 1.0], [3.0, -1.0]]), jnp.array([[1.0, 2.0], [0.5, 0.3]])
+    weighted = Predictive(opvi.Normal(mean, variance), jnp.log(jnp.array([0.75, 0.25])))
+    pick = jnp.array([0, 0, 0, 1])
+    even = Predictive(opvi.Normal(mean[pick], variance[pick]))
+    y = jnp.array([0.3, -0.2])
+    for ask in (
+        Predictive.mean,
+        Predictive.sd,
+        lambda p: p.log_density(y),
+        lambda p: p.cdf(y),
+        lambda p: p.quantile([0.03, 0.5, 0.999]),
+        lambda p: p.uncertainty().epistemic,
+    ):
+        np.testing.assert_allclose(ask(weighted), ask(even), rtol=2e-5, atol=1e-6)
+    draws = weighted.sample(jax.random.key(0), 20_000)
+    np.testing.assert_allclose(draws.mean(0), even.mean(), atol=4 * float(even.sd().max()) / np.sqrt(20_000))
+
+
+def test_temperature_flattens_the_mixture_and_keeps_its_order():
+    logits = jnp.array([[[2.0, 0.0, -1.0]], [[0.5, 1.0, 0.0]]])
+    plain = Predictive(opvi.Categorical(logits))
+    hot = plain._replace(temperature=jnp.float32(2.0))
+    p = np.asarray(plain.probabilities())
+    np.testing.assert_allclose(hot.probabilities(), np.sqrt(p) / np.sqrt(p).sum(1, keepdims=True), rtol=1e-5)
+    np.testing.assert_allclose(hot.log_density(jnp.array([2])), np.log(hot.probabilities())[:, 2], rtol=1e-5)
+    assert (hot.classes() == plain.classes()).all()
+    parts = hot.uncertainty()
+    total = -(np.asarray(hot.probabilities()) * np.log(hot.probabilities())).sum(1)
+    assert parts.epistemic[0] > 0
+    assert float(parts.epistemic[0] + parts.aleatoric[0]) == pytest.approx(float(total[0]), rel=1e-5)

@@ -12,7 +12,7 @@ import numpy as np
 from jax.scipy.stats import norm
 from scipy.optimize import linear_sum_assignment  # scipy comes with jax
 
-from opvi.distributions import Normal
+from opvi.distributions import Normal, StudentT
 from opvi.kernels import centred, median, squared_distances
 from opvi.predictive import Predictive
 from opvi.types import Array, Particles, Scalar, Scores
@@ -57,25 +57,36 @@ def coverage(predictive: Predictive, y: Array, level: float = 0.9) -> Scalar:
     return ((low <= y) & (y <= high)).mean()
 
 
-def crps(predictive: Predictive, y: Array) -> Scalar:
-    r"""Mean continuous ranked probability score of a Gaussian mixture, in closed form. Smaller is better.
+CRPS_LEVELS = 99  # quantiles that stand for a distribution without a closed form
 
-    $$\tfrac1n \sum_i A(y - \mu_i, \sigma_i^2) - \tfrac{1}{2n^2} \sum_{ij} A(\mu_i - \mu_j, \sigma_i^2 + \sigma_j^2),
+
+def crps(predictive: Predictive, y: Array) -> Scalar:
+    r"""Mean continuous ranked probability score; smaller is better. For a Gaussian mixture in closed form:
+
+    $$\sum_i w_i A(y - \mu_i, \sigma_i^2) - \tfrac12 \sum_{ij} w_i w_j A(\mu_i - \mu_j, \sigma_i^2 + \sigma_j^2),
       \qquad A(m, s^2) = 2 s\, \phi(m/s) + m\, (2\Phi(m/s) - 1)$$
+
+    and otherwise twice the mean pinball loss of 99 quantiles.
     """
+    y = predictive.aligned(y)
+    if isinstance(predictive.components, StudentT):
+        levels = (jnp.arange(CRPS_LEVELS, dtype=predictive.components.mean.dtype) + 0.5) / CRPS_LEVELS
+        above = y.astype(predictive.components.mean.dtype)[None] - predictive.quantile(levels)
+        return 2 * jnp.maximum(levels[:, None] * above, (levels[:, None] - 1) * above).mean()
     if not isinstance(predictive.components, Normal):
-        raise TypeError("CRPS needs a Gaussian head; for classes use `brier`.")
+        raise TypeError("CRPS needs a continuous y; for classes use `brier`.")
     mean, variance = predictive.components
+    weights = jnp.broadcast_to(jnp.exp(predictive.log_mixture_weights()), mean.shape)
 
     def absolute_moment(m: Array, s2: Array) -> Array:
         s = jnp.sqrt(s2)
         return 2 * s * norm.pdf(m / s) + m * (2 * norm.cdf(m / s) - 1)
 
-    def row(mean: Array, variance: Array, y: Array) -> Array:  # one row at a time: n² memory, not n²·B
+    def row(w: Array, mean: Array, variance: Array, y: Array) -> Array:  # one row at a time: n² memory, not n²·B
         spread = absolute_moment(mean[:, None] - mean[None, :], variance[:, None] + variance[None, :])
-        return absolute_moment(y - mean, variance).mean() - spread.mean() / 2
+        return w @ absolute_moment(y - mean, variance) - w @ spread @ w / 2
 
-    return jax.lax.map(lambda a: row(*a), (mean.T, variance.T, predictive.aligned(y).astype(mean.dtype))).mean()
+    return jax.lax.map(lambda a: row(*a), (weights.T, mean.T, variance.T, y.astype(mean.dtype))).mean()
 
 
 # --- samples ----------------------------------------------------------------------------------

@@ -45,8 +45,8 @@ class Predictive(NamedTuple):
             )
         return self.components
 
-    def _log_weights(self) -> Array:
-        """[n, 1] or [n, B]."""
+    def log_mixture_weights(self) -> Array:
+        """Of the components, normalised: `[n, 1]` or `[n, B]`."""
         first = jax.tree.leaves(self.components)[0]
         if self.log_weights is None:
             return jnp.full((len(first), 1), -math.log(len(first)), first.dtype)
@@ -54,7 +54,7 @@ class Predictive(NamedTuple):
 
     def _average(self, values: Array) -> Array:
         """Over components: `[n, B, ...]` to `[B, ...]`."""
-        weights = jnp.exp(self._log_weights())
+        weights = jnp.exp(self.log_mixture_weights())
         return (weights.reshape(*weights.shape, *(1,) * (values.ndim - 2)) * values).sum(0)
 
     def aligned(self, y: Any) -> Array:
@@ -96,7 +96,7 @@ class Predictive(NamedTuple):
         if self.temperature is not None:
             return Categorical(self.log_probabilities()).log_density(self.aligned(y))
         values = self.components.log_density(self.aligned(y)[None])
-        return logsumexp(values + self._log_weights(), axis=0)
+        return logsumexp(values + self.log_mixture_weights(), axis=0)
 
     def cdf(self, y: Array) -> Array:
         """P(Y ≤ y), row by row; uniform over rows if the model is calibrated."""
@@ -135,7 +135,7 @@ class Predictive(NamedTuple):
     def log_probabilities(self) -> Array:
         """Log class probabilities, `[B, C]`."""
         log_p = self._discrete().log_probabilities()
-        return self._tempered(logsumexp(log_p + self._log_weights()[..., None], axis=0))
+        return self._tempered(logsumexp(log_p + self.log_mixture_weights()[..., None], axis=0))
 
     def probabilities(self) -> Array:
         """Class probabilities, `[B, C]`."""
@@ -151,7 +151,7 @@ class Predictive(NamedTuple):
         if self.temperature is not None:
             logits = self.log_probabilities()
             return jax.random.categorical(noise, logits, shape=(draws, len(logits)))
-        weights = self._log_weights()
+        weights = self.log_mixture_weights()
         index = jax.random.categorical(pick, weights, axis=0, shape=(draws, weights.shape[1]))
 
         def chosen(leaf: Array) -> Array:

@@ -1,6 +1,7 @@
 r"""What Gauss–Newton particles remember of the past: covariances, whole or in blocks, that shed rank-one pieces."""
 
-from typing import NamedTuple
+from collections.abc import Callable
+from typing import NamedTuple, TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -8,7 +9,20 @@ import jax.numpy as jnp
 from opvi.types import Array
 
 SYMMETRISE_EVERY = 16  # times that rows were taken off; a transpose is slow
-SMALLEST_SHARE = 1e-7  # of the largest variance allowed: below it a variance is rounding error
+SMALLEST_SHARE = 1e-6  # of the largest variance allowed: below it a variance is rounding error
+
+
+Tree = TypeVar("Tree")
+
+
+def when(flag: Array, change: Callable[[Tree], Tree], tree: Tree) -> Tree:
+    """`change(tree)` if the flag is set, otherwise the tree as it is.
+
+    A loop of at most one turn: unlike a conditional, XLA lets it change large arrays in place and leave them
+    untouched, where a conditional copies them either way.
+    """
+    go = jnp.asarray(flag)
+    return jax.lax.while_loop(lambda c: c[0], lambda c: (jnp.zeros_like(go), change(c[1])), (go, tree))[1]
 
 
 class Covariance(NamedTuple):
@@ -46,6 +60,12 @@ def variances(C: Covariance) -> Array:
     return C.variance * C.scale**2
 
 
+def matrices(C: Covariance) -> Array:
+    """The covariances themselves, `[n, K, D, D]`."""
+    base = C.base - jnp.einsum("nkrd,nkre->nkde", C.pending, C.pending)
+    return base * (C.scale[..., :, None] * C.scale[..., None, :])
+
+
 def shed(C: Covariance, Z: Array, gamma: Array, largest: Array) -> Covariance:
     r"""$(C - Z^\top Z)/\gamma$, scaled back where a variance would exceed `largest`.
 
@@ -56,27 +76,27 @@ def shed(C: Covariance, Z: Array, gamma: Array, largest: Array) -> Covariance:
         largest: the largest variances, `[n, K, D]`.
     """
     Z = Z / C.scale[:, :, None]
+    rows, room = Z.shape[2], C.pending.shape[2]
     zero = jnp.zeros((), jnp.int32)
-    pending = jax.lax.dynamic_update_slice(C.pending, Z, (zero, zero, C.waiting, zero))
     floor = SMALLEST_SHARE * largest / C.scale**2
     variance = jnp.maximum(C.variance - (Z**2).sum(2), floor)
     grown = variance * C.scale**2 / gamma[:, None, None]
     scale = C.scale * jnp.sqrt(jnp.minimum(1, largest / grown) / gamma[:, None, None])
-    C = Covariance(C.base, pending, scale, variance, C.waiting + Z.shape[2], C.settled)
-    full = C.waiting + Z.shape[2] > pending.shape[2]
-    return jax.lax.cond(full, lambda C: settle(C, largest), lambda C: C, C)
+    if rows > room:  # no room for one batch: nothing waits, ever
+        return settle(C._replace(scale=scale, variance=variance, pending=Z), largest)._replace(pending=C.pending)
+    pending = jax.lax.dynamic_update_slice(C.pending, Z, (zero, zero, C.waiting, zero))
+    C = Covariance(C.base, pending, scale, variance, C.waiting + rows, C.settled)
+    return when(C.waiting + rows > room, lambda C: settle(C, largest), C)
 
 
 def settle(C: Covariance, largest: Array) -> Covariance:
     """The same covariance with no row waiting, and with no variance below the floor."""
-    base = C.base - jnp.einsum("nkrd,nkre->nkde", C.pending, C.pending)
-    variance = C.variance * C.scale**2
-    short = jnp.maximum(SMALLEST_SHARE * largest - variance, 0)
-    diagonal = jnp.eye(base.shape[-1], dtype=base.dtype)[None, None]
-    base = base * (C.scale[..., :, None] * C.scale[..., None, :]) + diagonal * short[..., None]
+    base = matrices(C)
+    short = jnp.maximum(SMALLEST_SHARE * largest - jnp.diagonal(base, axis1=2, axis2=3), 0)
+    base = base + short[..., None] * jnp.eye(short.shape[-1], dtype=short.dtype)[None, None]
     # Rounding makes matrices lopsided, and forgetting would let that grow without bound.
     lopsided = C.settled % SYMMETRISE_EVERY == SYMMETRISE_EVERY - 1
-    base = jax.lax.cond(lopsided, lambda base: (base + base.mT) / 2, lambda base: base, base)
+    base = when(lopsided, lambda base: (base + base.mT) / 2, base)
     variance = jnp.diagonal(base, axis1=2, axis2=3)
     settled = (C.settled + 1) % SYMMETRISE_EVERY
     return Covariance(
@@ -86,10 +106,10 @@ def settle(C: Covariance, largest: Array) -> Covariance:
 
 def without_correlations(C: Covariance, which: Array) -> Covariance:
     """The covariances of the particles in `which` cut down to their diagonals: a way out of a matrix gone bad."""
-    diagonal = variances(C)[..., None] * jnp.eye(C.base.shape[-1], dtype=C.base.dtype)[None, None]
 
     def cut(C: Covariance) -> Covariance:
         pick = which[:, None, None]
+        diagonal = variances(C)[..., None] * jnp.eye(C.base.shape[-1], dtype=C.base.dtype)[None, None]
         return Covariance(
             jnp.where(pick[..., None], diagonal, C.base),
             jnp.where(pick[..., None], 0, C.pending),
@@ -99,4 +119,4 @@ def without_correlations(C: Covariance, which: Array) -> Covariance:
             C.settled,
         )
 
-    return jax.lax.cond(which.any(), cut, lambda C: C, C)
+    return when(which.any(), cut, C)

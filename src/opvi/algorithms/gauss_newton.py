@@ -4,13 +4,17 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
+from opvi.algorithms import covariance
+from opvi.algorithms.blocks import Blocks, within
 from opvi.algorithms.common import StepInfo, compiled, log_predictive_of, root_mean_square, tick
+from opvi.algorithms.covariance import Covariance
 from opvi.distributions import Distribution, Normal
 from opvi.targets import Target, as_particles, cast, check_batch
 from opvi.types import Algorithm, Array, Batch, Key, Particles, Schedule, at_round
 
-SYMMETRISE_EVERY = 20  # rounds; rounding makes covariances lopsided, and forgetting would let that grow
+ROOM = 80  # rows that wait to be taken off the covariances together
 MEMORY_OF_ERRORS = 20.0  # rounds over which a particle's squared prediction error is averaged
 
 
@@ -18,7 +22,7 @@ class GaussNewtonState(NamedTuple):
     """What the next round needs, and nothing else."""
 
     particles: Particles
-    covariance: Array  # [n, d, d]
+    past: Covariance  # of each particle, whole or in blocks
     error: Array  # [n]: running mean squared error of each particle's predictions; regression only
     round: Array
     rows: Array
@@ -38,8 +42,10 @@ def gauss_newton(
     target: Target,
     *,
     forgetting: Schedule = 0.99,
+    half_life: float | None = None,
     noise: AdaptiveNoise | None = None,
     largest_growth: float = 4.0,
+    memory: float = 2e9,
 ) -> Algorithm:
     r"""Recursive Gauss–Newton with a full covariance a particle, for targets with a distribution head.
 
@@ -48,57 +54,73 @@ def gauss_newton(
 
     $$C' = C - C A^\top (I + A C A^\top)^{-1} A C, \qquad w \gets w + C' J^\top g, \qquad C \gets C' / \gamma_t$$
 
-    which is the extended Kalman filter. It starts from the Gaussian prior of the target. Memory is
-    $n d^2$: for up to about 2,000 parameters.
+    which is the extended Kalman filter. It starts from the Gaussian prior of the target. The covariances take
+    $n d^2$ numbers; where `memory` is short they are cut into blocks, which for an MLP hold whole hidden units.
 
     Args:
         target: a network or regression with a Gaussian prior and a Gaussian, Bernoulli or categorical
             head; batches are pairs `(X, y)`.
         forgetting: $\gamma_t$, applied once a round; 1 never forgets. Below 1 the last $1/(1-\gamma)$ rounds count.
+        half_life: in rows, instead of `forgetting`: data older than that count half.
         noise: for a Gaussian head, noise that adapts instead of the head's own variance.
         largest_growth: forgetting never lets a variance exceed this many times the prior's.
+        memory: bytes that the covariances of all particles may take.
     """
     if target.predict is None:
         raise TypeError("Gauss–Newton needs the outputs of a model: a target with `predict`, e.g. `opvi.mlp(...)`.")
     if not callable(forgetting) and not 0 < forgetting <= 1:
         raise ValueError(f"`forgetting` is {forgetting!r}, but must lie in (0, 1]; 1 never forgets.")
+    if half_life is not None and not half_life > 0:
+        raise ValueError(f"`half_life` is {half_life!r}, but must be a number of rows greater than 0, or None.")
     predict = target.predict
+    units = _units(target)
 
     def outputs(w: Array, x: Any) -> Array:
         """One row's outputs, [C]."""
         return _outputs(predict(target.unravel(w), jax.tree.map(lambda a: a[None], x)))[0]
 
+    def blocks_for(n: int, dtype: Any) -> Blocks:
+        return within(*units, memory / n / jnp.dtype(dtype).itemsize)
+
+    def prior(blocks: Blocks, like: Array) -> Array:
+        """The prior variances of one particle, [K, D]; 1 in the padding."""
+        variance = blocks.gather(_prior_variance(target, like))
+        return jnp.where(variance > 0, variance, 1)
+
     def init(key: Key, particles: Any) -> GaussNewtonState:
         w = as_particles(target, key, particles)
-        variance = _checked_prior_variance(target, w[0])
+        _check_prior(target, w[0])
+        variance = prior(blocks_for(len(w), w.dtype), w[0])
+        past = covariance.start(jnp.tile(variance[None], (len(w), 1, 1)), ROOM)
         zero = jnp.zeros((), jnp.int32)
-        covariance = jnp.tile(jnp.diag(variance)[None], (len(w), 1, 1))
-        return GaussNewtonState(w, covariance, jnp.ones(len(w), w.dtype), zero, zero)
+        return GaussNewtonState(w, past, jnp.ones(len(w), w.dtype), zero, zero)
 
-    def absorb(w: Array, C: Array, dist: Distribution, data: Any, weight: Array) -> tuple[Array, Array]:
-        """One particle's move, and Z with $C' = C - Z^T Z$."""
+    def linearise(w: Array, dist: Distribution, data: Any, weight: Array) -> tuple[Array, Array]:
+        """One particle's rows of curvature A, [B·K, d], and the gradient $J^T g$, [d]."""
         x, y = data
         J = jax.vmap(jax.jacrev(outputs), (None, 0))(w, x)  # [B, C, d]
         g, L = dist.curvature(y)  # [B, C], [B, C, K]
         A = jnp.einsum("bck,bcd->bkd", L * jnp.sqrt(weight)[:, None, None], J).reshape(-1, len(w))
-        score = jnp.einsum("bcd,bc->d", J, g * weight[:, None])
-        AC = jnp.concatenate([A, score[None]]) @ C
-        AC, C_score = AC[:-1], AC[-1]
-        identity = jnp.eye(len(A), dtype=w.dtype)
-        root = jnp.linalg.cholesky(AC @ A.T + identity)
-        # The small inverse and a product: on a CPU several times faster than solving for d columns.
-        Z = jax.scipy.linalg.solve_triangular(root, identity, lower=True) @ AC
-        return C_score - Z.T @ (Z @ score), Z
+        return A, jnp.einsum("bcd,bc->d", J, g * weight[:, None])
 
-    def forget(C: Array, Z: Array, gamma: Array, variance: Array) -> Array:
-        """$(C - Z^T Z) / \\gamma$, scaled back where a variance would outgrow the prior."""
-        inflated = jnp.maximum(jnp.diagonal(C) - (Z**2).sum(0), 1e-9) / gamma
-        scale = jnp.sqrt(jnp.minimum(1, largest_growth * variance / inflated) / gamma)
-        return (C - Z.T @ Z) * scale[:, None] * scale[None, :]
+    def absorb(past: Covariance, A: Array, score: Array, blocks: Blocks) -> tuple[Array, Array]:
+        """Every particle's move, and Z with $C' = C - Z^T Z$."""
+        rows = jnp.moveaxis(blocks.gather(jnp.concatenate([A, score[:, None]], 1)), 1, 2)  # [n, K, R + 1, D]
+        product = covariance.times(past, rows)
+        AC, moved = product[:, :, :-1], product[:, :, -1]
+        identity = jnp.eye(A.shape[1], dtype=A.dtype)[None]
+        S = jnp.einsum("nkrd,nksd->nrs", AC, rows[:, :, :-1]) + identity
+        # The small inverse and a product: on a CPU several times faster than solving for d columns.
+        root = jnp.linalg.cholesky(S)
+        inverse = jax.scipy.linalg.solve_triangular(root, jnp.broadcast_to(identity, S.shape), lower=True)
+        Z = jnp.einsum("nrs,nksd->nkrd", inverse, AC)
+        along = jnp.einsum("nkrd,nkd->nr", Z, rows[:, :, -1])
+        return blocks.scatter(moved - jnp.einsum("nkrd,nr->nkd", Z, along)), Z
 
     @compiled
     def step_(key: Key, state: GaussNewtonState, batch: Batch) -> tuple[GaussNewtonState, StepInfo]:
-        w, C = state.particles, state.covariance
+        w = state.particles
+        blocks = blocks_for(len(w), w.dtype)
         batch = cast(batch, w.dtype)
         check_batch(target, w[0], batch)
         clock = tick(state, batch)
@@ -112,19 +134,25 @@ def gauss_newton(
             error = (1 - gain) * error + gain * squared
             R = jnp.maximum(noise.share * error, noise.smallest)
             dist = dist._replace(variance=jnp.broadcast_to(R[:, None], dist.variance.shape))
-        move, Z = jax.vmap(absorb, (0, 0, 0, None, None))(w, C, dist, batch.data, batch.weight)
+        A, gradient = jax.vmap(linearise, (0, 0, None, None))(w, dist, batch.data, batch.weight)
+        move, Z = absorb(state.past, A, gradient, blocks)
         # A particle whose update is not finite sits this round out; the others learn.
-        good = (
-            jnp.isfinite(move).all(1) & jnp.isfinite(Z).all((1, 2)) & jnp.isfinite(error) & ~jnp.isnan(log_predictive)
-        )
+        known = ~jnp.isnan(log_predictive)
+        good = jnp.isfinite(move.sum(1) + (Z**2).sum((1, 2, 3)) + error) & known
         move = jnp.where(good[:, None], move, 0)
-        Z = jnp.where(good[:, None, None], Z, 0)
+        Z = jnp.where(good[:, None, None, None], Z, 0)
         error = jnp.where(good, error, state.error)
-        gamma = jnp.where(good, at_round(forgetting, clock.t), 1)
-        C = jax.vmap(forget, (0, 0, 0, None))(C, Z, gamma, _prior_variance(target, w[0]))
-        C = jax.lax.cond(clock.round % SYMMETRISE_EVERY == 0, lambda C: (C + C.mT) / 2, lambda C: C, C)
+        if half_life is None:
+            memory_kept = at_round(forgetting, clock.t)
+        else:
+            memory_kept = jnp.exp2(-batch.weight.sum() / half_life)
+        gamma = jnp.where(good, memory_kept, 1)
+        largest = jnp.broadcast_to(largest_growth * prior(blocks, w[0])[None], state.past.scale.shape)
+        past = covariance.shed(state.past, Z, gamma, largest)
+        # Where the data were in order, correlations gone bad are the cause.
+        past = covariance.without_correlations(past, ~good & known & jnp.isfinite(gradient.sum(1)))
         info = StepInfo(clock.rows, log_predictive, root_mean_square(move), good.all())
-        return GaussNewtonState(w + move, C, error, clock.round, clock.rows), info
+        return GaussNewtonState(w + move, past, error, clock.round, clock.rows), info
 
     return Algorithm(init, step_)
 
@@ -143,8 +171,19 @@ def _prior_variance(target: Target, like: Array) -> Array:
     return 1 / (gradient(jnp.zeros_like(like)) - gradient(jnp.ones_like(like)))
 
 
-def _checked_prior_variance(target: Target, like: Array) -> Array:
-    """The same, refused unless the prior is Gaussian: a gradient that is linear and points home."""
+def _units(target: Target) -> tuple[np.ndarray, int]:
+    """The places of the parameters, those of one hidden unit of an MLP side by side, and how many a unit has."""
+    places = np.arange(target.dim)
+    sizes = target.architecture.sizes if target.architecture else ()
+    if len(sizes) != 3:
+        return places, 1
+    first, last = jax.tree.map(np.asarray, target.unravel(jnp.asarray(places)))["weights"]
+    units = np.concatenate([first.weights.T, first.bias[:, None], last.weights], 1)
+    return np.concatenate([units.ravel(), last.bias]), units.shape[1]
+
+
+def _check_prior(target: Target, like: Array) -> None:
+    """Refuse a prior that is not Gaussian: with a gradient that is linear and points home."""
     gradient = jax.grad(lambda v: target.log_prior(target.unravel(v)))
     zero, one, two = (gradient(jnp.full_like(like, value)) for value in (0.0, 1.0, 2.0))
     linear = jnp.allclose(two - one, one - zero, rtol=1e-3)
@@ -153,4 +192,3 @@ def _checked_prior_variance(target: Target, like: Array) -> Array:
             "this target's prior is not a Gaussian with known variances, but Gauss–Newton starts from one. Give "
             "`prior_variance` and `noise` as numbers (or None), not as `Gamma` priors; `AdaptiveNoise` learns noise."
         )
-    return _prior_variance(target, like)

@@ -14,7 +14,7 @@ ERROR_MEMORY = 0.99  # of the cross products of the particles' errors; these dis
 SCORE_MEMORY = 0.98  # of the scores of noise, spread and tails
 SHAPE_MEMORY = 0.998  # of the regression of the log squared error
 USUAL_ROWS = 20.0
-RIDGE = 100.0  # pulls the particles' weights together, in units of the best particle's mean squared error
+RIDGE = 30.0  # pulls the particles' weights together, in units of the best particle's mean squared error
 WEIGHT_STEPS = 60
 COMPONENTS = 64  # of the predictive mixture
 
@@ -97,13 +97,13 @@ def learn(
     error_known = known.rounds > 0
     scores = _all_settings(known, one).log_density(y[None])
     scores = SCORE_MEMORY**share * known.scores + jnp.where(error_known, (scores * weight[None]).sum(1), 0)
-    known = _learn_shape(known, one, x, squared, jnp.where(error_known, weight, 0), share)
+    shaped = _learn_shape(known, one, x, squared, jnp.where(error_known, weight, 0), share)
     gain = jnp.minimum(1, share / jnp.minimum(1 + 0.5 * known.rounds, 25))
     error = jnp.where(error_known, (1 - gain) * known.error + gain * batch_error, batch_error)
     residual = mean - y[None]
     products = ERROR_MEMORY**share * known.products + (residual * weight[None]) @ residual.T
     seen = ERROR_MEMORY**share * known.seen + rows
-    learnt = known._replace(
+    learnt = shaped._replace(
         weights=_stack(products, seen),
         products=products,
         seen=seen,

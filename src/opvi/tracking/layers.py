@@ -3,7 +3,7 @@ r"""A network over flat vectors, for trackers: outputs, Jacobian, priors, blocks
 import itertools
 import math
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -37,7 +37,7 @@ class Network(NamedTuple):
         """The layers as a vector."""
         return jnp.concatenate([layer.reshape(-1) for layer in layers])
 
-    def draw(self, key: Key, dtype: object) -> Array:
+    def draw(self, key: Key, dtype: Any) -> Array:
         """Starting weights N(0, 1/(inputs + 1)); biases N(0, ¼) but for the last, which is 0."""
         layers = []
         for index, shape in enumerate(self.shapes):
@@ -55,12 +55,21 @@ class Network(NamedTuple):
             layers.append(jnp.concatenate([weights, jnp.broadcast_to(last, (shape[0], 1))], 1))
         return self.join(layers)
 
-    def outputs(self, w: Array, relu: Scalar, x: Array) -> tuple[Array, Array]:
+    @property
+    def units(self) -> tuple[np.ndarray, int]:
+        """Places in a vector with those of one hidden unit side by side, and how many a unit has."""
+        if len(self.sizes) != 3:
+            return np.arange(self.dim), self.sizes[0] + 1
+        first, last = np.split(np.arange(self.dim), [math.prod(self.shapes[0])])
+        units = np.concatenate([first.reshape(self.shapes[0]), last[:-1, None]], 1)
+        return np.append(units.ravel(), last[-1]), units.shape[1]
+
+    def outputs(self, w: Array, kind: Scalar, x: Array) -> tuple[Array, Array]:
         """Outputs `[B]` at x `[B, F]`, and their Jacobian `[B, d]`."""
         inputs, bends = [], []
         for index, layer in enumerate(self.split(w)):
             if index:
-                x, bend = _activation(x, relu)
+                x, bend = _activation(x, kind)
                 bends.append(bend)
             inputs.append(jnp.concatenate([x, jnp.ones((len(x), 1), x.dtype)], 1))
             x = inputs[-1] @ layer.T
@@ -73,10 +82,15 @@ class Network(NamedTuple):
         return x[:, 0], jnp.concatenate(parts[::-1], 1)
 
 
-def _activation(z: Array, relu: Scalar) -> tuple[Array, Array]:
-    """ReLU or tanh, and its slope."""
+TANH, RELU, SINE = 0.0, 1.0, 2.0
+
+
+def _activation(z: Array, kind: Scalar) -> tuple[Array, Array]:
+    """The activation of this kind, and its slope."""
     bent = jnp.tanh(z)
-    return jnp.where(relu > 0, jnp.maximum(z, 0), bent), jnp.where(relu > 0, (z > 0).astype(z.dtype), 1 - bent**2)
+    value = jnp.where(kind == RELU, jnp.maximum(z, 0), jnp.where(kind == SINE, jnp.sin(z), bent))
+    slope = jnp.where(kind == RELU, (z > 0).astype(z.dtype), jnp.where(kind == SINE, jnp.cos(z), 1 - bent**2))
+    return value, slope
 
 
 # --- a change of units --------------------------------------------------------------------------
@@ -113,51 +127,3 @@ def change(network: Network, units: Units, w: Array) -> Array:
 def re_express(network: Network, units: Units, w: Array) -> Array:
     """The weights with which the network is the same function in the new units."""
     return change(network, units, w).at[-1].add(units.output_shift)
-
-
-# --- blocks -------------------------------------------------------------------------------------
-
-
-class Blocks(NamedTuple):
-    """Which parameters share a covariance matrix."""
-
-    order: np.ndarray  # [K, D]: places in a vector; d where the block is padded
-    dim: int
-
-    def gather(self, vectors: Array) -> Array:
-        """Vectors `[..., d]` as blocks `[..., K, D]`, padding 0."""
-        if self.order.shape[0] == 1:
-            return vectors[..., None, :]
-        padded = jnp.concatenate([vectors, jnp.zeros((*vectors.shape[:-1], 1), vectors.dtype)], -1)
-        return padded[..., self.order]
-
-    def scatter(self, blocks: Array) -> Array:
-        """Blocks `[..., K, D]` as vectors `[..., d]`."""
-        if self.order.shape[0] == 1:
-            return blocks[..., 0, :]
-        empty = jnp.zeros((*blocks.shape[:-2], self.dim + 1), blocks.dtype)
-        return empty.at[..., self.order].set(blocks)[..., :-1]
-
-
-def blocks_within(network: Network, largest: float) -> Blocks:
-    """The fewest blocks whose matrices hold at most `largest` numbers, for one particle.
-
-    Parameters of one hidden unit stay together: its incoming weights and, next to a single output, the outgoing one.
-    """
-    d = network.dim
-    if d * d <= largest:
-        return Blocks(np.arange(d)[None], d)
-    ends = np.cumsum([0] + [math.prod(shape) for shape in network.shapes])
-    layers = [np.arange(a, b).reshape(s) for a, b, s in zip(ends, ends[1:], network.shapes, strict=False)]
-    if len(layers) == 2:  # by hidden unit, the last bias with the last of them
-        units = np.concatenate([layers[0], layers[1][0, :-1, None]], 1)
-        places, unit = np.append(units.ravel(), layers[1][0, -1]), units.shape[1]
-    else:
-        places, unit = np.arange(d), layers[0].shape[1]
-    size = max(1, int(largest // d))
-    if size > unit:
-        size = size // unit * unit + 1  # whole units, and the last bias
-    count = -(-d // size)
-    order = np.full((count, size), d)
-    order.ravel()[:d] = places
-    return Blocks(order, d)

@@ -8,8 +8,9 @@ import jax.numpy as jnp
 import numpy as np
 
 from opvi.algorithms import covariance
+from opvi.algorithms.blocks import Blocks, within
 from opvi.algorithms.common import compiled, root_mean_square, tick
-from opvi.algorithms.covariance import Covariance
+from opvi.algorithms.covariance import Covariance, when
 from opvi.predictive import Predictive
 from opvi.targets import cast
 from opvi.tracking import calibration, layers, scaling
@@ -20,10 +21,10 @@ from opvi.types import Array, Batch, Key, Particles, Scalar, Tracker
 
 LARGEST_GROWTH = 4.0  # forgetting never lets a variance exceed this many times the prior's
 ERROR_ROUNDS = 20.0  # of the usual size, over which a particle's squared error is averaged
-EARLY_ROWS = 500  # until then rows are learnt in pairs, and the scale follows every batch
+EARLY_ROWS = 1000  # until then rows are learnt in pairs, and the scale follows every batch
 EARLY_CHUNK = 2
 CHUNK = 32  # rows learnt at once afterwards
-LARGEST_SURPRISE = 10.0  # standard deviations; an outlier teaches no more than this
+LARGEST_SURPRISE = 5.0  # standard deviations; an outlier teaches no more than this
 LARGEST_TARGET = 1e4  # standard deviations
 SCALE_MEMORY = 50_000.0  # rows
 SCALE_OFF = 0.25  # in deviations, or in their logarithm: the scale in use is out of date
@@ -34,11 +35,11 @@ ROOM = 80  # rows that wait to be taken off the covariances
 class Settings(NamedTuple):
     """What sets one particle apart from another, `[n]` each."""
 
-    relu: Array  # 1: ReLU, 0: tanh
-    share: Array  # the noise taken in learning, as a share of the particle's own squared error
-    smallest: Array  # and its floor
-    bias: Array  # prior variance of the hidden biases, relative to that of the weights
-    memory: Array  # forgetting for every USUAL_ROWS rows
+    kind: np.ndarray  # of the activation: `layers.TANH`, `RELU` or `SINE`
+    share: np.ndarray  # the noise taken in learning, as a share of the particle's own squared error
+    smallest: np.ndarray  # and its floor
+    bias: np.ndarray  # prior variance of the hidden biases, relative to that of the weights
+    memory: np.ndarray  # forgetting for every USUAL_ROWS rows
 
 
 class RegressorState(NamedTuple):
@@ -66,9 +67,11 @@ class RegressorInfo(NamedTuple):
 
 
 def default_settings(particles: int = 20) -> Settings:
-    """Four groups, {tanh, ReLU} × {bold, careful}, with memories from 1,400 to 7,000 rows inside each."""
-    groups = [(relu, *rest) for relu in (0.0, 1.0) for rest in ((0.3, 0.01, 1.0), (0.05, 0.003, 8.0))]
-    memories = (0.99, 0.99, 0.99, 0.995, 0.998)
+    """Five groups, {tanh, ReLU} × {bold, careful} and bold sine, each with memories from 1,400 to 7,000 rows."""
+    bold, careful = (0.3, 0.01, 1.0), (0.05, 0.001, 8.0)
+    groups = [(kind, *rest) for kind in (layers.TANH, layers.RELU) for rest in (bold, careful)]
+    groups.append((layers.SINE, *bold))
+    memories = (0.99, 0.99, 0.995, 0.998)
     rows = [(*group, memory) for memory in memories for group in groups]
     return Settings(*np.array([rows[i % len(rows)] for i in range(particles)], np.float32).T)
 
@@ -108,7 +111,7 @@ def regressor(
     chosen = default_settings(particles) if settings is None else settings
     if half_life is not None:
         chosen = chosen._replace(memory=np.full(particles, 0.5 ** (USUAL_ROWS / half_life), np.float32))
-    blocks = layers.blocks_within(network, memory / 4 / particles)
+    blocks = within(*network.units, memory / 4 / particles)
 
     def prior(dtype: Any) -> Array:
         """The prior variances, [n, K, D]; 1 in the padding."""
@@ -141,15 +144,15 @@ def regressor(
 
     def linearise(state: RegressorState, z: Array) -> tuple[Array, Array, Array, Array]:
         """Means [n, B], variances [n, B], the Jacobian in blocks [n, K, B, D] and its product with C."""
-        mean, jacobian = outputs(state.particles, jnp.asarray(chosen.relu, z.dtype), z)
+        mean, jacobian = outputs(state.particles, jnp.asarray(chosen.kind, z.dtype), z)
         J = jnp.moveaxis(blocks.gather(jacobian), 1, 2)
         JC = covariance.times(state.past, J)
         return mean, jnp.maximum((JC * J).sum((1, 3)), 0), J, JC
 
     def absorb(
         state: RegressorState, J: Array, JC: Array, residual: Array, weight: Array, memory: Array
-    ) -> tuple[RegressorState, Array]:
-        """One Kalman update of every particle; gives the moves as well."""
+    ) -> RegressorState:
+        """One Kalman update of every particle."""
         dtype = residual.dtype
         R = jnp.maximum(jnp.asarray(chosen.share, dtype) * state.error, jnp.asarray(chosen.smallest, dtype))
         root_weight = jnp.sqrt(weight[None] / R[:, None])
@@ -168,7 +171,7 @@ def regressor(
         Z = jnp.where(good[:, None, None, None], Z, 0)
         past = covariance.shed(state.past, Z, jnp.where(good, memory, 1), LARGEST_GROWTH * prior(dtype))
         past = covariance.without_correlations(past, ~good)
-        return state._replace(particles=state.particles + move, past=past), move
+        return state._replace(particles=state.particles + move, past=past)
 
     def to_new_scale(state: RegressorState, scale: Scale) -> RegressorState:
         """The same functions, errors and beliefs in new units."""
@@ -207,20 +210,17 @@ def regressor(
         off = ((new.sd > 0) & (moved | grown | (old.sd == 0))).any()
         doubled = state.moments.seen >= 2 * state.scaled_at
         first = state.scaled_at == 0
-        adopted = state._replace(scale=new, scaled_at=state.moments.seen)
-        return jax.lax.cond(
-            first,
-            lambda _: adopted,
-            lambda s: jax.lax.cond(always | off | doubled, lambda s: to_new_scale(s, new), lambda s: s, s),
-            state,
-        )
+        due = ~first & (always | off | doubled)
+        scale = jax.tree.map(lambda a, b: jnp.where(first, a, b), new, old)
+        state = state._replace(scale=scale, scaled_at=jnp.where(first, state.moments.seen, state.scaled_at))
+        return when(due, lambda s: to_new_scale(s, new), state)
 
     def standardised(scale: Scale, x: Array, y: Array) -> tuple[Array, Array]:
         target = (y - scale.mean[-1]) / scaling.divisor(scale)[-1]
         z = scaling.standardise(Scale(scale.mean[:-1], scale.sd[:-1]), x)
         return z, jnp.clip(target, -LARGEST_TARGET, LARGEST_TARGET)
 
-    def learn_chunk(state: RegressorState, chunk: tuple[Array, Array, Array]) -> tuple[RegressorState, Any]:
+    def learn_chunk(state: RegressorState, chunk: tuple[Array, ...]) -> tuple[RegressorState, Any]:
         """Predict some rows, then learn from them."""
         x, y, weight = chunk
         rows = weight.sum()
@@ -242,25 +242,24 @@ def regressor(
         state = state._replace(calibration=known, error=error, moments=moments)
         memory = jnp.asarray(chosen.memory, dtype) ** share
 
-        def early(state: RegressorState) -> tuple[RegressorState, Scalar]:
-            state = rescaled(state, jnp.asarray(True))
+        early = state.moments.seen <= EARLY_ROWS
+
+        def learn_pairs(state: RegressorState) -> RegressorState:
             z, target = standardised(state.scale, x, y)
             pieces = -(-len(y) // EARLY_CHUNK)
 
-            def pair(state: RegressorState, piece: Any) -> tuple[RegressorState, Scalar]:
+            def pair(state: RegressorState, piece: Any) -> tuple[RegressorState, None]:
                 z, target, weight = piece
                 mean, _, J, JC = linearise(state, z)
-                state, move = absorb(state, J, JC, target[None] - mean, weight, memory ** (1 / pieces))
-                return state, root_mean_square(move)
+                return absorb(state, J, JC, target[None] - mean, weight, memory ** (1 / pieces)), None
 
-            state, drift = jax.lax.scan(pair, state, _pieces((z, target, weight), EARLY_CHUNK))
-            return state, drift.mean()
+            return jax.lax.scan(pair, state, _pieces((z, target, weight), EARLY_CHUNK))[0]
 
-        def late(state: RegressorState) -> tuple[RegressorState, Scalar]:
-            state, move = absorb(state, J, JC, target[None] - mean, weight, memory)
-            return rescaled(state, jnp.asarray(False)), root_mean_square(move)
-
-        state, drift = jax.lax.cond(state.moments.seen <= EARLY_ROWS, early, late, state)
+        before = state.particles
+        late_weight, late_memory = jnp.where(early, 0, weight), jnp.where(early, 1, memory)
+        learnt = absorb(state, J, JC, target[None] - mean, late_weight, late_memory)
+        state = when(early, learn_pairs, rescaled(learnt, early))
+        drift = root_mean_square(state.particles - before)
         return state, (log_density * weight, squared * weight, drift)
 
     @compiled
@@ -351,9 +350,9 @@ def _check(features: int, hidden: Sequence[int], particles: int, half_life: floa
         raise ValueError(f"`memory` is {memory}, but must be a number of bytes greater than 0.")
 
 
-def _about(network: Network, blocks: layers.Blocks, particles: int, half_life: float | None, memory: float) -> str:
+def _about(network: Network, blocks: Blocks, particles: int, half_life: float | None, memory: float) -> str:
     count, size = blocks.order.shape
-    used = particles * count * size * size * 4 / 1e6
+    used = particles * blocks.numbers * 4 / 1e6
     form = "full covariances" if count == 1 else f"covariances in {count} blocks of {size}"
     drift = "memories of 1,400 to 7,000 rows, weighted online" if half_life is None else f"half-life {half_life:g} rows"
     shape = "-".join(map(str, network.sizes))
