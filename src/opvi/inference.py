@@ -15,10 +15,11 @@ from opvi.progress import Progress
 from opvi.schedules import BatchRule, within_budget
 from opvi.stream import row_count
 from opvi.stream import stream as make_stream
-from opvi.types import Algorithm, Array, Batch, Data, DivergedError, Key, as_key
+from opvi.types import Algorithm, Array, Batch, Data, DivergedError, Key, Tracker, as_key
 
 CHUNK_BYTES = 1 << 24  # of batches and of recorded values held at once
 CHUNK_ROUNDS = 512
+PARTICLES = 100  # drawn if the caller does not say how many
 
 
 class Chunk(NamedTuple):
@@ -70,11 +71,11 @@ def _advance(
 
 
 def run(
-    algorithm: Algorithm,
+    algorithm: Algorithm | Tracker,
     stream: Iterable[Batch],
     key: Any,
     *,
-    particles: Any = 100,
+    particles: Any = None,
     state: Any = None,
     rounds: int | None = None,
     record: Record | None = None,
@@ -88,10 +89,11 @@ def run(
     wherever the run is cut and resumed: `run(algorithm, stream.after(state.round), key, state=state)`.
 
     Args:
-        algorithm: e.g. `opvi.opvi(target, step=0.01)`.
+        algorithm: e.g. `opvi.tracker(target)` or `opvi.opvi(target, step=0.01)`.
         stream: `opvi.stream(...)`, or any iterable of `Batch`.
         key: a JAX key or an integer seed. The same key resumes the same run.
-        particles: what `algorithm.init` takes: how many to draw, or the particles themselves.
+        particles: what `algorithm.init` takes: how many to draw, or the particles themselves. 100 if not given,
+            or as many as a tracker recommends.
         state: where to go on from, instead of new particles.
         rounds: stop after this many more rounds.
         record: a pure function of `(state, info, batch)`, compiled into the loop; what it returns is kept
@@ -106,7 +108,8 @@ def run(
         if value is not None and value < 1:
             raise ValueError(f"`{name}` is {value}, but must be at least 1, or None.")
     if state is None:
-        state = algorithm.init(key, particles)
+        usual = () if isinstance(algorithm, Tracker) else (PARTICLES,)
+        state = algorithm.init(key, *(usual if particles is None else (particles,)))
     source = _first(stream, rounds)
     head = next(source, None)
     if head is None:

@@ -79,9 +79,6 @@ def gauss_newton(
         """One row's outputs, [C]."""
         return _outputs(predict(target.unravel(w), jax.tree.map(lambda a: a[None], x)))[0]
 
-    def blocks_for(n: int, dtype: Any) -> Blocks:
-        return within(*units, memory / n / jnp.dtype(dtype).itemsize)
-
     def prior(blocks: Blocks, like: Array) -> Array:
         """The prior variances of one particle, [K, D]; 1 in the padding."""
         variance = blocks.gather(_prior_variance(target, like))
@@ -89,8 +86,13 @@ def gauss_newton(
 
     def init(key: Key, particles: Any) -> GaussNewtonState:
         w = as_particles(target, key, particles)
-        _check_prior(target, w[0])
-        variance = prior(blocks_for(len(w), w.dtype), w[0])
+        if not has_gaussian_prior(target):
+            raise ValueError(
+                "this target's prior is not a Gaussian with known variances, but Gauss–Newton starts from one. "
+                "Give `prior_variance` and `noise` as numbers (or None), not as `Gamma` priors; `AdaptiveNoise` learns "
+                "noise."
+            )
+        variance = prior(within(*units, memory / len(w) / w.dtype.itemsize), w[0])
         past = covariance.start(jnp.tile(variance[None], (len(w), 1, 1)), ROOM)
         zero = jnp.zeros((), jnp.int32)
         return GaussNewtonState(w, past, jnp.ones(len(w), w.dtype), zero, zero)
@@ -120,7 +122,7 @@ def gauss_newton(
     @compiled
     def step_(key: Key, state: GaussNewtonState, batch: Batch) -> tuple[GaussNewtonState, StepInfo]:
         w = state.particles
-        blocks = blocks_for(len(w), w.dtype)
+        blocks = within(*units, memory / len(w) / w.dtype.itemsize)
         batch = cast(batch, w.dtype)
         check_batch(target, w[0], batch)
         clock = tick(state, batch)
@@ -142,11 +144,8 @@ def gauss_newton(
         move = jnp.where(good[:, None], move, 0)
         Z = jnp.where(good[:, None, None, None], Z, 0)
         error = jnp.where(good, error, state.error)
-        if half_life is None:
-            memory_kept = at_round(forgetting, clock.t)
-        else:
-            memory_kept = jnp.exp2(-batch.weight.sum() / half_life)
-        gamma = jnp.where(good, memory_kept, 1)
+        by_rows = None if half_life is None else jnp.exp2(-batch.weight.sum() / half_life)
+        gamma = jnp.where(good, at_round(forgetting, clock.t) if by_rows is None else by_rows, 1)
         largest = jnp.broadcast_to(largest_growth * prior(blocks, w[0])[None], state.past.scale.shape)
         past = covariance.shed(state.past, Z, gamma, largest)
         # Where the data were in order, correlations gone bad are the cause.
@@ -182,13 +181,14 @@ def _units(target: Target) -> tuple[np.ndarray, int]:
     return np.concatenate([units.ravel(), last.bias]), units.shape[1]
 
 
-def _check_prior(target: Target, like: Array) -> None:
-    """Refuse a prior that is not Gaussian: with a gradient that is linear and points home."""
+def blocks_for(target: Target, particles: int, memory: float, dtype: Any) -> tuple[Blocks, int]:
+    """How `gauss_newton` would cut the covariances, and how many parameters a hidden unit has."""
+    places, unit = _units(target)
+    return within(places, unit, memory / particles / np.dtype(dtype).itemsize), unit
+
+
+def has_gaussian_prior(target: Target) -> bool:
+    """Whether the prior is Gaussian with independent parts: with a gradient that is linear and points home."""
     gradient = jax.grad(lambda v: target.log_prior(target.unravel(v)))
-    zero, one, two = (gradient(jnp.full_like(like, value)) for value in (0.0, 1.0, 2.0))
-    linear = jnp.allclose(two - one, one - zero, rtol=1e-3)
-    if not bool(linear & (zero > one).all()):
-        raise ValueError(
-            "this target's prior is not a Gaussian with known variances, but Gauss–Newton starts from one. Give "
-            "`prior_variance` and `noise` as numbers (or None), not as `Gamma` priors; `AdaptiveNoise` learns noise."
-        )
+    zero, one, two = (gradient(jnp.full(target.dim, value)) for value in (0.0, 1.0, 2.0))
+    return bool(jnp.allclose(two - one, one - zero, rtol=1e-3) & (zero > one).all())

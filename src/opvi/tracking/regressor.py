@@ -120,12 +120,17 @@ def regressor(
         return jnp.where(gathered > 0, gathered, 1)
 
     def init(key: Key, particles_: Any = None) -> RegressorState:
-        if particles_ is not None and not isinstance(particles_, int):
+        if particles_ is None or isinstance(particles_, int):
+            if particles_ not in (None, particles):
+                raise ValueError(
+                    f"`particles` is {particles_}, but this tracker was made for {particles}: give the number to "
+                    "`opvi.regressor(..., particles=...)`."
+                )
+            w = jax.vmap(lambda k: network.draw(k, float))(jax.random.split(key, particles))
+        else:
             w = jnp.asarray(particles_)
             if w.shape != (particles, network.dim):
                 raise ValueError(f"`particles` has shape {w.shape}, but this tracker's are {(particles, network.dim)}.")
-        else:
-            w = jax.vmap(lambda k: network.draw(k, float))(jax.random.split(key, particles))
         dtype, zero = w.dtype, jnp.zeros((), jnp.int32)
         moments = scaling.start(features + 1, dtype)
         return RegressorState(

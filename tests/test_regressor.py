@@ -1,0 +1,211 @@
+"""The regressor out of the box: raw data in, calibrated predictions out, and nothing that can break it."""
+
+import warnings
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import opvi
+
+FEATURES = 3
+SMALL = opvi.regressor(FEATURES, hidden=(6,), particles=5)
+KEY = jax.random.key(0)
+
+
+def finite(state):
+    return all(np.isfinite(leaf).all() for leaf in jax.tree.leaves(state))
+
+
+def drawn(rows, seed=0, noise=0.1):
+    """Features and targets in awkward units."""
+    rng = np.random.default_rng(seed)
+    X = rng.normal(size=(rows, FEATURES))
+    y = np.sin(2 * X[:, 0]) + X[:, 1] * X[:, 2] / 2 + noise * rng.normal(size=rows)
+    return X * [1e3, 1e-4, 1] + [5e4, 0, -3], 70 * y + 500
+
+
+@pytest.fixture(scope="module")
+def learnt():
+    X, y = drawn(1600)
+    state, history = opvi.run(SMALL, opvi.stream((X[:1500], y[:1500]), 20), KEY)
+    return state, history, X[1500:], y[1500:]
+
+
+def test_it_learns_raw_data_in_one_pass(learnt):
+    state, history, X, y = learnt
+    predictive = SMALL.predict(state, X)
+    assert float(opvi.metrics.rmse(predictive, jnp.asarray(y, jnp.float32))) < 0.5 * y.std()
+    # The reported scores were made before learning: they improve, in the units of y.
+    errors = np.sqrt(history.info.squared_error)
+    assert np.mean(errors[-20:]) < 0.6 * np.mean(errors[1:6])
+    assert np.mean(history.info.log_predictive[-20:]) > np.mean(history.info.log_predictive[5:15])
+    assert int(state.rows) == 1500
+    assert finite(state)
+
+
+def test_its_intervals_cover_as_often_as_they_say(learnt):
+    """The last 500 rows before learning from them: 90 % within 5 standard errors (drift of the learner included)."""
+    state, _, _, _ = learnt
+    X, y = drawn(2500, seed=3)
+    covered = []
+    for start in range(0, 1000, 100):
+        rows = slice(start, start + 100)
+        low, high = SMALL.predict(state, X[rows]).interval(0.9)
+        covered.append(((np.asarray(low) <= y[rows]) & (y[rows] <= np.asarray(high))).mean())
+        state, _ = opvi.run(SMALL, opvi.stream((X[rows], y[rows]), 20), KEY, state=state)
+    assert np.mean(covered) == pytest.approx(0.9, abs=5 * 0.3 / np.sqrt(1000))
+
+
+def test_units_do_not_matter(learnt):
+    """The same data in other units give the same predictions in those units."""
+    X, y = drawn(300, seed=1)
+    means = []
+    for unit in (1.0, 1024.0):  # a power of two: float32 scales exactly
+        state, _ = opvi.run(SMALL, opvi.stream((X * unit, y / unit), 20), KEY)
+        means.append(np.asarray(SMALL.predict(state, X[:50] * unit).mean()) * unit)
+    np.testing.assert_allclose(means[0], means[1], rtol=1e-3)
+
+
+def test_predictions_of_a_batch_do_not_depend_on_its_company(learnt):
+    state, _, X, _ = learnt
+    alone = SMALL.predict(state, X[:7])
+    together = SMALL.predict(state, X)
+    np.testing.assert_allclose(alone.mean(), together.mean()[:7], rtol=1e-4)
+    np.testing.assert_allclose(alone.sd(), together.sd()[:7], rtol=1e-3)
+
+
+def test_padding_does_not_count(learnt):
+    state, _, X, y = learnt
+    plain, info = SMALL.step(KEY, state, opvi.batch((X[:20], y[:20])))
+    padded, same = SMALL.step(KEY, state, opvi.batch((X[:20], y[:20]), pad_to=32))
+    np.testing.assert_allclose(plain.particles, padded.particles, rtol=1e-3, atol=1e-5)
+    np.testing.assert_allclose(info.log_predictive, same.log_predictive, rtol=1e-3)
+    assert int(plain.rows) == int(padded.rows) == 1520
+    empty, _ = SMALL.step(KEY, state, opvi.batch((X[:20], y[:20]), weight=np.zeros(20)))
+    np.testing.assert_array_equal(empty.particles, state.particles)
+
+
+def test_large_batches_are_learnt_piece_by_piece():
+    """One batch of 640 rows learns about as much as 20 batches of 32."""
+    X, y = drawn(2000, seed=2)
+    scores = []
+    for size in (32, 640):
+        state, _ = opvi.run(SMALL, opvi.stream((X[:1920], y[:1920]), size), KEY)
+        scores.append(float(opvi.metrics.rmse(SMALL.predict(state, X[1920:]), jnp.asarray(y[1920:], jnp.float32))))
+    assert scores[1] == pytest.approx(scores[0], rel=0.1)
+
+
+def test_killed_and_resumed_it_has_the_same_bits():
+    X, y = drawn(400)
+    stream = opvi.stream((X, y), 20)
+    whole, _ = opvi.run(SMALL, stream, KEY)
+    half, _ = opvi.run(SMALL, stream, KEY, rounds=9)
+    resumed, _ = opvi.run(SMALL, stream.after(9), KEY, state=half)
+    for a, b in zip(jax.tree.leaves(whole), jax.tree.leaves(resumed), strict=True):
+        np.testing.assert_array_equal(a, b)
+
+
+@pytest.mark.parametrize("bad", [np.nan, np.inf, 1e30])
+@pytest.mark.parametrize("where", ["X", "y"])
+def test_a_poisoned_batch_teaches_nothing(learnt, bad, where):
+    state, _, X, y = learnt
+    X, y = X[:20].copy(), y[:20].copy()
+    (X if where == "X" else y)[3] = bad
+    after, info = SMALL.step(KEY, state, opvi.batch((X.astype(np.float32), y.astype(np.float32))))
+    assert not info.finite
+    np.testing.assert_array_equal(after.particles, state.particles)
+    assert finite(after)
+
+
+def test_one_outlier_moves_little(learnt):
+    state, _, X, y = learnt
+    y = y[:20].copy()
+    y[5] = 1e7
+    after, info = SMALL.step(KEY, state, opvi.batch((X[:20], y)))
+    assert info.finite
+    before_and_after = (SMALL.predict(s, X).mean() for s in (state, after))
+    assert float(np.abs(np.subtract(*before_and_after)).max()) < 3 * y[:5].std()
+
+
+@settings(max_examples=25, deadline=None, derandomize=True)
+@given(
+    size=st.sampled_from([1, 20, 32]),
+    unit=st.sampled_from([1e-6, 1e-3, 1.0, 1e6]),
+    shape=st.sampled_from(["plain", "constant feature", "duplicated rows", "constant target", "jumps"]),
+    seed=st.integers(0, 10_000),
+)
+def test_whatever_comes_the_state_stays_finite_and_predicts(size, unit, shape, seed):
+    rng = np.random.default_rng(seed)
+    state = SMALL.init(jax.random.key(seed))
+    for step in range(4):
+        X, y = rng.normal(size=(size, FEATURES)) * unit, rng.normal(size=size) * unit
+        if shape == "constant feature":
+            X[:, 0] = unit
+        elif shape == "duplicated rows":
+            X[:], y[:] = X[:1], y[:1]
+        elif shape == "constant target":
+            y[:] = 3 * unit
+        elif shape == "jumps":
+            X, y = X * 10.0 ** (4 * step), y * 10.0 ** (3 * step)
+        state, info = SMALL.step(KEY, state, opvi.batch((X.astype(np.float32), y.astype(np.float32))))
+        assert info.finite
+    assert finite(state)
+    predictive = SMALL.predict(state, np.zeros((8, FEATURES)))
+    assert np.isfinite(predictive.mean()).all()
+    assert (np.asarray(predictive.sd()) > 0).all()
+
+
+def test_memory_cuts_covariances_into_blocks():
+    full = SMALL.init(KEY).past.base
+    tight = opvi.regressor(FEATURES, hidden=(6,), particles=5, memory=full.nbytes / 3)
+    state, history = opvi.run(tight, opvi.stream(drawn(1200), 20), KEY)
+    assert state.past.base.nbytes <= full.nbytes / 2
+    assert state.past.base.shape[1] > 1
+    assert "blocks" in tight.about
+    assert "full covariances" in SMALL.about
+    errors = np.sqrt(history.info.squared_error)
+    assert np.mean(errors[-10:]) < 0.8 * np.mean(errors[1:6])
+
+
+def test_a_short_half_life_follows_a_turn_of_the_data():
+    """After the sign of y turns, forgetting within 200 rows errs less than remembering everything."""
+    X, y = drawn(2400)
+    y = np.where(np.arange(2400) < 1800, y, 1000 - y)
+    errors = []
+    for half_life in (200.0, 1e9):
+        tracker = opvi.regressor(FEATURES, hidden=(6,), particles=5, half_life=half_life)
+        _, history = opvi.run(tracker, opvi.stream((X, y), 20), KEY)
+        errors.append(np.mean(history.info.squared_error[-15:]))
+    assert errors[0] < 0.7 * errors[1]
+
+
+def test_errors_name_the_value_the_rule_and_the_remedy(learnt):
+    state, _, X, y = learnt
+    with pytest.raises(ValueError, match=r"`features` is 0"):
+        opvi.regressor(0)
+    with pytest.raises(ValueError, match=r"`half_life` is -1"):
+        opvi.regressor(2, half_life=-1)
+    with pytest.raises(ValueError, match=r"takes \(20, 3\)"):
+        SMALL.step(KEY, state, opvi.batch((X[:20, :2], y[:20])))
+    with pytest.raises(ValueError, match=r"`x` has shape \(5, 2\)"):
+        SMALL.predict(state, X[:5, :2])
+
+
+def test_ten_thousand_rounds_leave_the_state_as_small_and_sound_as_it_was():
+    """A short form of the run over ten million rows in docs/results."""
+    tracker = opvi.regressor(1, hidden=(2,), particles=5)
+    rng = np.random.default_rng(0)
+    X = rng.normal(size=(20_000, 1)).astype(np.float32)
+    y = (np.tanh(X[:, 0]) + 0.1 * rng.normal(size=20_000)).astype(np.float32)
+    start = tracker.init(KEY)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        state, history = opvi.run(tracker, opvi.stream((X, y), 20, passes=10), KEY)
+    assert [leaf.shape for leaf in jax.tree.leaves(state)] == [leaf.shape for leaf in jax.tree.leaves(start)]
+    errors = history.info.squared_error
+    assert errors[-1000:].mean() == pytest.approx(0.01, rel=0.15)  # 20,000 errors: 1 % of standard error
+    assert finite(state)
