@@ -14,7 +14,7 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from benchmarks import memory, peers, runs
+from benchmarks import memory, peers, runs, trackers
 from benchmarks.measure import Result
 
 # A table of seven columns wraps badly in the 80 that a pipe is given.
@@ -70,7 +70,7 @@ def main() -> None:
     folder.mkdir(parents=True, exist_ok=True)  # before the minutes of work, not after
     about, start, results = machine(), time.perf_counter(), []
     with console.status("measuring") as status:
-        for source in (runs.compile_results, runs.results, peers.results, memory.results):
+        for source in (runs.compile_results, runs.results, trackers.results, peers.results, memory.results):
             for result in source():
                 results.append(result)
                 status.update(f"measured: {result.what}, {result.size} ({time.perf_counter() - start:.0f} s)")

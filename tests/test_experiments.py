@@ -3,14 +3,13 @@ import math
 from pathlib import Path
 from typing import Any
 
-import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
 import opvi
 from opvi import data
-from opvi.experiments import best, calibration, kin8nm, mnist, results, synthetic
+from opvi.experiments import kin8nm, mnist, results, synthetic
 from opvi.experiments.mixture import exact_posterior
 
 RESULTS = Path(__file__).parents[1] / "docs" / "results"
@@ -94,48 +93,6 @@ def test_a_mixture_of_equal_gaussians_is_the_gaussian() -> None:
     assert twice == pytest.approx(expected)
 
 
-# --- the predictive variance of `best` --------------------------------------------------------
-
-
-def test_the_noise_is_found_by_predicting_first() -> None:
-    rng = np.random.default_rng(0)
-    spread = rng.uniform(0.01, 0.2, (400, 20))
-    error = rng.standard_normal((400, 20)) * np.sqrt(0.1 + 2 * spread)
-    error[:100] *= 5  # long forgotten
-    info = calibration.PredictFirstInfo(None, None, None, error, spread, np.ones((400, 20)))
-    a, b = calibration.choose(info)
-    assert 0.05 < a < 0.2
-    assert b in (1, 2, 4)
-
-
-def test_predicting_first_changes_nothing_else(arm: data.Regression) -> None:
-    learner = best.regressor(8, "tanh", hidden=3, rounds=5)
-    start = learner.start(jax.random.key(0), 4)
-    batch = opvi.batch((arm.X[:10].astype(np.float32), arm.y[:10].astype(np.float32)))
-    state = learner.algorithm.init(jax.random.key(0), start)
-    new, info = learner.algorithm.step(jax.random.key(0), state, batch)
-    means = opvi.predict(learner.target, start, batch.data[0]).components.mean
-    np.testing.assert_allclose(info.error, batch.data[1] - means.mean(0), rtol=1e-4, atol=1e-5)
-    np.testing.assert_allclose(info.spread, means.var(0), rtol=1e-4, atol=1e-6)
-    assert not np.allclose(new.particles, start)
-    biases = learner.target.unravel(start[0])["weights"][0].bias
-    assert np.abs(np.asarray(biases)).min() > 0
-
-
-def test_the_temperature_is_found_by_predicting_first() -> None:
-    """Labels drawn at half the model's temperature: the scores must find that sharper is better."""
-    target = opvi.softmax_regression(4, 3)
-    frozen = opvi.svgd(target, step=1e-12)  # so that only the temperature is learnt
-    algorithm = calibration.tempered(frozen, target)
-    particles = jnp.tile(opvi.draw(target, 1, 1), (2, 1))
-    x = np.random.default_rng(0).normal(size=(4000, 4)).astype(np.float32)
-    log_p = opvi.predict(target, particles, x).log_probabilities()
-    y = np.asarray(jax.random.categorical(jax.random.key(2), log_p / 0.5))
-    state, _ = opvi.run(algorithm, opvi.stream((x, y), 100), 0, particles=particles)
-    assert float(calibration.temperature_of(state)) == pytest.approx(0.5, rel=0.25)  # two steps of the grid
-    np.testing.assert_allclose(state.particles, particles, atol=1e-6)
-
-
 # --- the mixture ------------------------------------------------------------------------------
 
 
@@ -148,12 +105,6 @@ def test_measures_of_exact_draws_are_small() -> None:
     assert good["positive_mode"] == pytest.approx(good["positive_mode_exact"], abs=0.2)
     for key in ("w2_folded", "w2_plain", "mmd", "ksd"):
         assert good[key] < 0.5 * bad[key]
-
-
-def test_the_tracker_goes_there_and_back() -> None:
-    tracker = best.tracker(2.0, 20)
-    theta = jax.random.normal(jax.random.key(0), (5, 2))
-    np.testing.assert_allclose(tracker.leave(tracker.enter(theta)), theta, atol=1e-5)
 
 
 def test_fitds_holds_for_the_text_panels() -> None:

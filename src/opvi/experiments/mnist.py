@@ -17,9 +17,8 @@ import numpy as np
 import opvi
 from opvi import data
 from opvi.experiments import best
-from opvi.experiments.calibration import at_temperature, temperature_of
 from opvi.experiments.results import Book, Check, Experiment, Record, Row, at_least, no_more_than, summary
-from opvi.types import Array, Particles
+from opvi.types import Array
 
 ROUNDS, ROWS, SEEDS = 500, 10_000, 5
 HIDDEN = 100
@@ -61,7 +60,7 @@ def flow_steps(mode: str, particles: int) -> tuple[float, float]:
 class Method(NamedTuple):
     """A sampler and how many rows each round takes."""
 
-    algorithm: opvi.Algorithm
+    algorithm: opvi.Algorithm | opvi.Tracker
     sizes: list[int]
     settings: dict[str, Any]
     at_most: int | None = None  # seeds
@@ -102,11 +101,9 @@ class Common(NamedTuple):
     """What the trials of a row share."""
 
     source: data.Classification
-    target: opvi.Target
     size: Size
     total: int  # training rows to draw from
     in_order: bool
-    start: Callable[[Any, int], Particles]
     look: Callable[[Any], Any]  # at a state
 
 
@@ -122,16 +119,8 @@ def paper_rows(source: data.Classification, mode: str, size: Size) -> list[Row]:
     )
     authors = mode == "authors"
     total = min(AUTHORS_ROWS, len(source.y)) if authors else len(source.y)
-    look = looker(target, source)
-    as_it_is = jnp.ones(())
     common = Common(
-        source,
-        target,
-        size,
-        total,
-        authors,
-        partial(opvi.draw, target),
-        lambda state: look(state.particles, as_it_is),
+        source, size, total, authors, looker(source, lambda state, x: opvi.predict(target, state.particles, x))
     )
     return [
         Row(name, method.settings, partial(trial, common, method), method.at_most)
@@ -140,36 +129,29 @@ def paper_rows(source: data.Classification, mode: str, size: Size) -> list[Row]:
 
 
 def best_rows(source: data.Classification, size: Size) -> list[Row]:
-    """Our recommended learner. With tanh it is worse here: `docs/results/tried.json`."""
+    """Our recommended learner, with both activations."""
     total, classes = len(source.y), int(source.y.max()) + 1
     out = []
-    for activation in ("ReLU",):
-        learner = best.classifier(source.X.shape[1], classes, activation, hidden=size.hidden)
-        target, look = learner.target, looker(learner.target, source)
-        common = Common(
-            source,
-            target,
-            size,
-            total,
-            False,
-            learner.start,
-            lambda state, look=look: look(state.particles, temperature_of(state)),  # type: ignore[misc]
+    for activation in best.ACTIVATIONS:
+        tracker, settings = best.classifier(
+            source.X.shape[1], classes, activation, hidden=size.hidden, particles=size.particles
         )
-        method = Method(learner.algorithm, [size.rows // size.rounds] * size.rounds, learner.settings)
-        out.append(Row(f"best ({activation})", learner.settings, partial(trial, common, method)))
+        common = Common(source, size, total, False, looker(source, tracker.predict))
+        method = Method(tracker, [size.rows // size.rounds] * size.rounds, settings)
+        out.append(Row(f"best ({activation})", settings, partial(trial, common, method)))
     return out
 
 
 # --- one trial --------------------------------------------------------------------------------
 
 
-def looker(target: opvi.Target, source: data.Classification) -> Callable[[Particles, Array], Any]:
-    """Accuracy, NLL and calibration error on the test rows at a temperature, compiled once."""
+def looker(source: data.Classification, predict: Callable[[Any, Array], opvi.Predictive]) -> Callable[[Any], Any]:
+    """Accuracy, NLL and calibration error of a state on the test rows, compiled once."""
     x, y = jnp.asarray(source.X_test), jnp.asarray(source.y_test)
 
     @jax.jit
-    def look(particles: Particles, temperature: Array) -> dict[str, Array]:
-        predictive = at_temperature(opvi.predict(target, particles, x).log_probabilities(), temperature)
+    def look(state: Any) -> dict[str, Array]:
+        predictive = predict(state, x)
         return {
             "accuracy": opvi.metrics.accuracy(predictive, y),
             "nll": -opvi.metrics.log_predictive_density(predictive, y),
@@ -192,10 +174,9 @@ def trial(common: Common, method: Method, seed: int) -> Record:
         wanted = chunk.round % size.every == 0 or chunk.round == len(sizes)
         return common.look(chunk.state) if wanted else None
 
-    start = common.start(key, size.particles)
     options: dict[str, Any] = {"callbacks": {"test": test}, "every": size.every}
     # Round 1 alone, because it is all the budget of a full batch; the same program goes on from there.
-    state, first = opvi.run(method.algorithm, batches, key, particles=start, rounds=1, **options)
+    state, first = opvi.run(method.algorithm, batches, key, particles=size.particles, rounds=1, **options)
     once = common.look(state)
     state, rest = opvi.run(method.algorithm, batches.after(1), key, state=state, **options)
     if int(state.rows) != sum(sizes) or int(state.round) != len(sizes):

@@ -20,7 +20,6 @@ from opvi.experiments import best
 from opvi.experiments.mixture import GridPosterior, exact_posterior, to_midpoint_gap, to_theta, tracking_error
 from opvi.experiments.results import Book, Check, Experiment, Record, Row, near, summary
 from opvi.targets import score
-from opvi.types import Particles
 
 ROUNDS, ROWS, PARTICLES, SEEDS = 500, 10_000, 100, 10
 REPEATED_ROWS = 500  # what the authors' "B = 20" panels of SVGD and LD see in every round
@@ -46,13 +45,11 @@ class Size(NamedTuple):
 class Panel(NamedTuple):
     """A sampler, the rows it may see, and how many of them each round takes."""
 
-    algorithm: opvi.Algorithm
+    algorithm: opvi.Algorithm | opvi.Tracker
     source: Callable[[np.ndarray], np.ndarray]  # all rows -> those this method draws from
     sizes: list[int]
     passes: int | None
     settings: dict[str, Any]
-    start: Callable[[Particles], Particles] = lambda theta: theta  # from (θ1, θ2) to the sampler's coordinates
-    finish: Callable[[Particles], Particles] = lambda particles: particles  # and back
 
 
 def panels(mode: str, size: Size, variance: float) -> dict[str, Panel]:
@@ -125,16 +122,8 @@ STEPS = {
 def best_panel(size: Size, variance: float) -> Panel:
     """Our recommended tracker."""
     each = size.rows // size.rounds
-    tracker = best.tracker(variance, each)
-    return Panel(
-        tracker.algorithm,
-        lambda data: data[: size.rows],
-        [each] * size.rounds,
-        1,
-        tracker.settings,
-        tracker.enter,
-        tracker.leave,
-    )
+    learner = best.mixture(variance, size.particles)
+    return Panel(learner.tracker, lambda data: data[: size.rows], [each] * size.rounds, 1, learner.settings)
 
 
 # --- one trial --------------------------------------------------------------------------------
@@ -157,7 +146,10 @@ def posterior_of(seed: int, rows: int, seen: int, variance: float) -> GridPoster
 def trial(panel: Panel, size: Size, variance: float, seed: int) -> Record:
     """Run one panel on one seed and measure it against the exact posterior, at the end and on the way."""
     data = rows_of(seed, size.rows, variance)
-    start = panel.start(jax.random.normal(jax.random.key(seed), (size.particles, 2)))  # the authors' start
+    # The authors' start; a tracker starts from the prior.
+    start = None
+    if isinstance(panel.algorithm, opvi.Algorithm):
+        start = jax.random.normal(jax.random.key(seed), (size.particles, 2))
     batches = opvi.stream(
         panel.source(data), opvi.schedules.sizes(panel.sizes), rounds=size.rounds, passes=panel.passes
     )
@@ -167,13 +159,13 @@ def trial(panel: Panel, size: Size, variance: float, seed: int) -> Record:
         raise AssertionError(f"seed {seed} diverged with {panel.settings}: {error}") from error
     if int(state.rows) != sum(panel.sizes):
         raise AssertionError(f"{int(state.rows)} rows, not {sum(panel.sizes)}.")
-    particles = np.asarray(panel.finish(state.particles))
+    particles = np.asarray(state.particles)
     distinct = np.minimum(np.cumsum(panel.sizes), len(panel.source(data)))  # rows seen, a repeated one once
     full = posterior_of(seed, size.rows, size.rows, variance)
     checkpoints = [t for t in CHECKPOINTS if t <= size.rounds]
     tracking = [
         tracking_error(
-            np.asarray(panel.finish(jnp.asarray(history.record[t - 1]))),
+            history.record[t - 1],
             posterior_of(seed, size.rows, int(distinct[t - 1]), variance),
             draws=4,
         )
