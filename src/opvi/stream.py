@@ -7,7 +7,7 @@ import jax
 import numpy as np
 
 from opvi.schedules import BatchRule, as_batch_rule
-from opvi.types import Batch, Data, shapes_of
+from opvi.types import LARGEST_VALUE, Batch, Data, shapes_of
 
 OnBad = Literal["raise", "skip"]
 
@@ -54,7 +54,8 @@ def without_bad_rows(data: Data, on_bad: OnBad) -> tuple[Data, int]:
     bad = np.zeros(row_count(data), bool)
     for leaf in jax.tree.leaves(data):
         if leaf.dtype.kind in "fc":
-            bad |= ~np.isfinite(leaf).all(axis=tuple(range(1, leaf.ndim)))
+            sound = np.abs(leaf) <= LARGEST_VALUE  # False for NaN
+            bad |= ~sound.all(axis=tuple(range(1, leaf.ndim)))
         elif leaf.dtype.kind not in "iub":
             raise TypeError(
                 f"data has a leaf of dtype {leaf.dtype}, but a stream carries numbers. Encode strings and objects."
@@ -63,8 +64,9 @@ def without_bad_rows(data: Data, on_bad: OnBad) -> tuple[Data, int]:
         return data, 0
     if on_bad == "raise":
         raise ValueError(
-            f"{bad.sum()} of {len(bad)} rows hold NaN or infinity (the first is row {int(bad.argmax())}), but every "
-            'number must be finite. Clean the data, or leave such rows out and count them: `on_bad="skip"`.'
+            f"{bad.sum()} of {len(bad)} rows hold NaN, infinity or a number beyond {LARGEST_VALUE:g} (the first is row "
+            f"{int(bad.argmax())}), but every number must be finite, and its square as well. "
+            'Clean the data, or leave such rows out and count them: `on_bad="skip"`.'
         )
     return jax.tree.map(lambda a: a[~bad], data), int(bad.sum())
 
@@ -219,7 +221,8 @@ def stream(
             smaller than the rest.
         passes: how often arrays are gone through; None for no end.
         blocks: the iterator yields blocks of rows (arrays with a leading axis), not single rows.
-        on_bad: "raise" refuses a row with NaN or infinity; "skip" leaves it out and counts it in `skipped`.
+        on_bad: "raise" refuses a row with NaN, infinity or a number beyond 1e18; "skip" leaves it out and counts it
+            in `skipped`.
     """
     if on_bad not in ("raise", "skip"):
         raise ValueError(f'`on_bad` is {on_bad!r}, but must be "raise" or "skip".')

@@ -14,6 +14,7 @@ Scores = jax.Array  # [n, d]
 Params = Any  # the user's pytree: one particle, unravelled
 Data = Any  # a pytree of arrays that share a leading axis of rows
 Scalar = jax.Array
+LARGEST_VALUE = 1e18  # of a number in the data: in float32 the square of a larger one is close to infinity
 
 
 class Batch(NamedTuple):

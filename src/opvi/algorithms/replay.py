@@ -54,10 +54,10 @@ def replay(algorithm: Algorithm, example: Data, *, rows: int = 1000, steps: int 
 
         def one(i: Array, carry: tuple[Data, Array, Array]) -> tuple[Data, Array, Array]:
             kept, filled, seen = carry
-            here = batch.weight[i] > 0
+            here = (batch.weight[i] > 0).astype(seen.dtype)
             place = jax.random.randint(jax.random.fold_in(key, i), (), 0, seen + 1)
             place = jnp.where(seen < rows, seen, place)
-            place = jnp.where(here, place, rows)  # past the end: dropped
+            place = jnp.where(here > 0, place, rows)  # past the end: dropped
             kept = jax.tree.map(lambda a, b: a.at[place].set(b[i], mode="drop"), kept, batch.data)
             return kept, jnp.minimum(filled + here, rows), seen + here
 

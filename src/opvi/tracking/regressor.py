@@ -17,7 +17,7 @@ from opvi.tracking import calibration, layers, scaling
 from opvi.tracking.calibration import USUAL_ROWS, Calibration
 from opvi.tracking.layers import Network
 from opvi.tracking.scaling import Moments, Scale
-from opvi.types import Array, Batch, Key, Particles, Scalar, Tracker
+from opvi.types import LARGEST_VALUE, Array, Batch, Key, Particles, Scalar, Tracker
 
 LARGEST_GROWTH = 4.0  # forgetting never lets a variance exceed this many times the prior's
 ERROR_ROUNDS = 20.0  # of the usual size, over which a particle's squared error is averaged
@@ -273,7 +273,7 @@ def regressor(
         x, y = _checked(batch, features, state.particles.dtype)
         clock = tick(state, batch)
         # A poisoned batch becomes an empty one: nothing is learnt from it.
-        finite = jnp.isfinite(x).all() & jnp.isfinite(y).all() & (jnp.abs(x).max() < 1e15) & (jnp.abs(y).max() < 1e15)
+        finite = (jnp.abs(x) <= LARGEST_VALUE).all() & (jnp.abs(y) <= LARGEST_VALUE).all()
         weight = jnp.where(finite, batch.weight, 0)
         x, y = jnp.where(finite, x, 0), jnp.where(finite, y, 0)
         chunks = _pieces((x, y, weight), -(-len(y) // -(-len(y) // CHUNK)))
