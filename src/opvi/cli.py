@@ -1,4 +1,4 @@
-"""The command line: `opvi reproduce …`."""
+"""The command line: `opvi reproduce …` and `opvi measure …`."""
 
 import argparse
 import shlex
@@ -9,6 +9,7 @@ from typing import Any
 
 MODES = ("text", "authors", "best")
 EXPERIMENTS = ("synthetic", "kin8nm", "mnist")
+TABLES = ("mixture", "posteriordb", "regression", "classification")
 INTERRUPTED = 130  # what a shell reports for a command stopped by Ctrl-C
 
 
@@ -50,13 +51,33 @@ def add_reproduce(commands: Any) -> None:
         metavar="V",
         help="synthetic: σ_x², 2 in the authors' code, 4 in the text",
     )
-    command.add_argument("--smoke", action="store_true", help="seconds instead of minutes, on small stand-in data")
-    command.add_argument("--out", type=Path, default=Path("results"), metavar="DIR", help="folder (default: results)")
-    command.add_argument("--fresh", action="store_true", help="start over instead of going on with finished results")
+    _add_output(command)
     command.set_defaults(handler=reproduce)
 
 
-SUBCOMMANDS: list[Callable[[Any], None]] = [add_reproduce]
+def add_measure(commands: Any) -> None:
+    """`opvi measure`: what the recommended trackers reach."""
+    command = commands.add_parser(
+        "measure",
+        help="measure the recommended trackers",
+        description="Measure what the recommended trackers reach: how near they keep to the exact posterior (mixture, "
+        "posteriordb), and how well they predict real data in one pass (regression, classification).",
+    )
+    command.add_argument("table", choices=(*TABLES, "all"))
+    command.add_argument(
+        "--seeds", "--splits", dest="repeats", type=_positive, metavar="N", help="repeats of every row"
+    )
+    _add_output(command)
+    command.set_defaults(handler=measure)
+
+
+def _add_output(command: Any) -> None:
+    command.add_argument("--smoke", action="store_true", help="seconds instead of minutes, on small stand-in data")
+    command.add_argument("--out", type=Path, default=Path("results"), metavar="DIR", help="folder (default: results)")
+    command.add_argument("--fresh", action="store_true", help="start over instead of going on with finished results")
+
+
+SUBCOMMANDS: list[Callable[[Any], None]] = [add_reproduce, add_measure]
 
 
 def _positive(text: str) -> int:
@@ -79,7 +100,28 @@ def reproduce(options: argparse.Namespace) -> int:
     _one_blas_thread()
     names = EXPERIMENTS if options.experiment == "all" else (options.experiment,)
     for name in names:
-        _reproduce_one(name, options)
+        experiment = _build(name, options)
+        _run(experiment, _command(name, options, options.repeats or experiment.repeats), options)
+    return 0
+
+
+def measure(options: argparse.Namespace) -> int:
+    """Fill the chosen tables one after the other."""
+    _rich()
+    _one_blas_thread()
+    from opvi.experiments import classification, regression, tracking
+
+    build = {
+        "mixture": tracking.mixture,
+        "posteriordb": tracking.posteriors,
+        "regression": regression.experiment,
+        "classification": classification.experiment,
+    }
+    for name in TABLES if options.table == "all" else (options.table,):
+        experiment = build[name](options.smoke)
+        repeats = options.repeats or experiment.repeats
+        words = ["opvi", "measure", name, "--seeds", str(repeats)]
+        _run(experiment, shlex.join(words + (["--smoke"] if options.smoke else [])), options)
     return 0
 
 
@@ -106,12 +148,10 @@ def _command(name: str, options: argparse.Namespace, repeats: int) -> str:
     return shlex.join(words + (["--smoke"] if options.smoke else []))
 
 
-def _reproduce_one(name: str, options: argparse.Namespace) -> None:
+def _run(experiment: Any, command: str, options: argparse.Namespace) -> None:
     from opvi.experiments import results
 
-    experiment = _build(name, options)
     repeats = options.repeats or experiment.repeats
-    command = _command(name, options, repeats)
     path = options.out / f"{experiment.name}.json"
     book = results.Book(path, results.header(experiment, command), options.fresh)
     try:
@@ -197,6 +237,8 @@ def _figures(experiment: Any, book: Any) -> list[Path]:
     from opvi import plots
 
     figure = experiment.draw(book, book.path.parent)
+    if figure is None:
+        return []
     paths = [book.path.with_suffix(ending) for ending in (".png", ".svg")]
     with plots.style():
         figure.savefig(paths[1], bbox_inches="tight", metadata={"Date": None})

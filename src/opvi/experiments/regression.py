@@ -40,7 +40,7 @@ def _regressor(features: int) -> opvi.Tracker:
 
 def trial(name: str, smoke: bool, split: int) -> Record:
     """One pass over the training rows of a split, in their order, and the errors on its test rows."""
-    X, y, X_test, y_test = data.split_of(name, split)
+    X, y, X_test, y_test = data.uci_split(name, split)
     if smoke:
         X, y = X[:120], y[:120]
     tracker = _regressor(X.shape[1])

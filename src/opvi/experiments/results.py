@@ -2,6 +2,7 @@
 
 import json
 import math
+import os
 import platform
 import subprocess
 from collections.abc import Callable, Iterable, Sequence
@@ -45,7 +46,7 @@ class Experiment(NamedTuple):
     header: list[str]
     line: Callable[[str, list[Record]], list[str]]  # a row's name and records -> the cells after the name
     checks: Callable[["Book"], list[Check]]
-    draw: Callable[["Book", Path], Any]  # a matplotlib figure, written by the caller
+    draw: Callable[["Book", Path], Any]  # a matplotlib figure, written by the caller; None for no figure
 
 
 class ResultsError(Exception):
@@ -120,12 +121,12 @@ def as_json(value: Any) -> Any:
 
 
 def commit() -> str | None:
-    """The commit of the source, with `-dirty` where it was changed; None outside a git checkout."""
+    """The commit of the source, with `-dirty` where it was changed; outside a git checkout what `OPVI_COMMIT` says."""
     git = ["git", "-C", str(Path(__file__).parent), "describe", "--always", "--dirty", "--abbrev=12"]
     try:
         return subprocess.run(git, capture_output=True, text=True, check=True).stdout.strip()
     except (OSError, subprocess.CalledProcessError):
-        return None
+        return os.environ.get("OPVI_COMMIT")
 
 
 def header(experiment: Experiment, command: str) -> dict[str, Any]:
