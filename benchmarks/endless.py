@@ -68,7 +68,7 @@ def main() -> None:
         first, last = run["points"][1 if len(run["points"]) > 1 else 0], run["points"][-1]
         print(
             f"{name}: RMSE {first['rmse']:.4f} → {last['rmse']:.4f} (noise {NOISE}), memory "
-            f"{first['resident_mb']:.0f} → {last['resident_mb']:.0f} MB, {last['rows']:,} rows in {run['seconds']:.0f} s"
+            f"{first['resident_mb']:.0f} → {last['resident_mb']:.0f} MB; {last['rows']:,} rows, {run['seconds']:.0f} s"
         )
 
 

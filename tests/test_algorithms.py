@@ -35,6 +35,7 @@ ALGORITHMS = {
 REGRESSION = opvi.mlp(2, (3,), opvi.gaussian(0.5), activation=jnp.tanh, prior_variance=None)
 CLASSES = opvi.mlp(2, (3,), opvi.categorical(), outputs=3, activation=jax.nn.relu, prior_variance=None)
 BINARY = opvi.logistic_regression(2)
+FEW_LOOKS = opvi.Pace(steps=2, looks=1)
 
 
 def numbers(seed, rows):
@@ -64,6 +65,10 @@ CASES = {name: Case(algorithm, TARGET, numbers) for name, algorithm in ALGORITHM
     "gauss_newton, binary": Case(opvi.gauss_newton(BINARY), BINARY, labels(2)),
     "kfac": Case(opvi.kfac(CLASSES, half_life=30), CLASSES, labels(3)),
     "kfac, regression": Case(opvi.kfac(REGRESSION), REGRESSION, regression),
+    "sl_opvi": Case(
+        opvi.sl_opvi(TARGET, example=numbers(0, 1), window=7, half_life=50.0, pace=FEW_LOOKS), TARGET, numbers
+    ),
+    "gain_one": Case(opvi.gain_one(TARGET, half_life=50.0, substeps=2), TARGET, numbers),
 }
 # The likelihood scale of these divides by the number of rows, which a weight does not change.
 COUNTS_ROWS = {"gfsd", "langevin", "online_map", "online_map in a box"}

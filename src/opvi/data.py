@@ -144,8 +144,10 @@ def mnist() -> Classification:
     return Classification("mnist", source, X_all[:n], y_all[:n], X_all[n:], y_all[n:])
 
 
-ELEC2 = _File("streams/elec2.npz", 0, "08e3a7f938d1581d5774c5fabc0a414e0db61b7e39ebaae272ae847e6b5f4777")
-COVERTYPE = _File("covertype/covtype.npz", 0, "a743c3f2dc69a35974ff06ed2e866ff7bac2655aa8754473fce3a86a6669eb22")
+ELEC2 = _File("streams/elec2.npz", 1_049_383, "08e3a7f938d1581d5774c5fabc0a414e0db61b7e39ebaae272ae847e6b5f4777")
+COVERTYPE = _File(
+    "covertype/covtype.npz", 8_333_334, "a743c3f2dc69a35974ff06ed2e866ff7bac2655aa8754473fce3a86a6669eb22"
+)
 
 
 def elec2() -> tuple[np.ndarray, np.ndarray]:

@@ -4,6 +4,8 @@ from opvi.algorithms.acceleration import Acceleration as Acceleration
 from opvi.algorithms.acceleration import wag as wag
 from opvi.algorithms.acceleration import wnes as wnes
 from opvi.algorithms.common import StepInfo as StepInfo
+from opvi.algorithms.gain_one import GainOneState as GainOneState
+from opvi.algorithms.gain_one import gain_one as gain_one
 from opvi.algorithms.gauss_newton import AdaptiveNoise as AdaptiveNoise
 from opvi.algorithms.gauss_newton import GaussNewtonState as GaussNewtonState
 from opvi.algorithms.gauss_newton import gauss_newton as gauss_newton
@@ -11,6 +13,10 @@ from opvi.algorithms.kfac import KFACState as KFACState
 from opvi.algorithms.kfac import kfac as kfac
 from opvi.algorithms.langevin import LangevinState as LangevinState
 from opvi.algorithms.langevin import langevin as langevin
+from opvi.algorithms.linear_ekf import LinearState as LinearState
+from opvi.algorithms.linear_ekf import linear_ekf as linear_ekf
+from opvi.algorithms.linearised import LinearisedState as LinearisedState
+from opvi.algorithms.linearised import sl_opvi as sl_opvi
 from opvi.algorithms.online_map import MAPState as MAPState
 from opvi.algorithms.online_map import ball as ball
 from opvi.algorithms.online_map import box as box
@@ -23,3 +29,6 @@ from opvi.algorithms.parvi import gfsf as gfsf
 from opvi.algorithms.parvi import opvi as opvi
 from opvi.algorithms.parvi import parvi as parvi
 from opvi.algorithms.parvi import svgd as svgd
+from opvi.algorithms.replay import ReplayState as ReplayState
+from opvi.algorithms.replay import replay as replay
+from opvi.algorithms.whitening import Pace as Pace

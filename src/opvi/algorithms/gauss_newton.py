@@ -1,5 +1,6 @@
 r"""Gauss–Newton particles: each remembers the past as a covariance, and absorbs a batch like a Kalman filter."""
 
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import jax
@@ -42,7 +43,7 @@ def gauss_newton(
     target: Target,
     *,
     forgetting: Schedule = 0.99,
-    half_life: float | None = None,
+    half_life: float | Callable[[Array], Any] | None = None,
     noise: AdaptiveNoise | None = None,
     largest_growth: float = 4.0,
     memory: float = 2e9,
@@ -61,7 +62,8 @@ def gauss_newton(
         target: a network or regression with a Gaussian prior and a Gaussian, Bernoulli or categorical
             head; batches are pairs `(X, y)`.
         forgetting: $\gamma_t$, applied once a round; 1 never forgets. Below 1 the last $1/(1-\gamma)$ rounds count.
-        half_life: in rows, instead of `forgetting`: data older than that count half.
+        half_life: in rows, instead of `forgetting`: data older than that count half. May be a function of the
+            rows seen.
         noise: for a Gaussian head, noise that adapts instead of the head's own variance.
         largest_growth: forgetting never lets a variance exceed this many times the prior's.
         memory: bytes that the covariances of all particles may take.
@@ -70,7 +72,7 @@ def gauss_newton(
         raise TypeError("Gauss–Newton needs the outputs of a model: a target with `predict`, e.g. `opvi.mlp(...)`.")
     if not callable(forgetting) and not 0 < forgetting <= 1:
         raise ValueError(f"`forgetting` is {forgetting!r}, but must lie in (0, 1]; 1 never forgets.")
-    if half_life is not None and not half_life > 0:
+    if half_life is not None and not callable(half_life) and not half_life > 0:
         raise ValueError(f"`half_life` is {half_life!r}, but must be a number of rows greater than 0, or None.")
     predict = target.predict
     units = _units(target)
@@ -144,8 +146,11 @@ def gauss_newton(
         move = jnp.where(good[:, None], move, 0)
         Z = jnp.where(good[:, None, None, None], Z, 0)
         error = jnp.where(good, error, state.error)
-        by_rows = None if half_life is None else jnp.exp2(-batch.weight.sum() / half_life)
-        gamma = jnp.where(good, at_round(forgetting, clock.t) if by_rows is None else by_rows, 1)
+        if half_life is None:
+            gamma = at_round(forgetting, clock.t)
+        else:
+            gamma = jnp.exp2(-batch.weight.sum() / at_round(half_life, clock.seen_rows))
+        gamma = jnp.where(good, gamma, 1)
         largest = jnp.broadcast_to(largest_growth * prior(blocks, w[0])[None], state.past.scale.shape)
         past = covariance.shed(state.past, Z, gamma, largest)
         # Where the data were in order, correlations gone bad are the cause.
