@@ -121,12 +121,14 @@ def as_json(value: Any) -> Any:
 
 
 def commit() -> str | None:
-    """The commit of the source, with `-dirty` where it was changed; outside a git checkout what `OPVI_COMMIT` says."""
+    """What `OPVI_COMMIT` says, or the commit of the source, with `-dirty` where it was changed; None without either."""
     git = ["git", "-C", str(Path(__file__).parent), "describe", "--always", "--dirty", "--abbrev=12"]
+    if "OPVI_COMMIT" in os.environ:  # where a copy of the source runs without its history
+        return os.environ["OPVI_COMMIT"]
     try:
         return subprocess.run(git, capture_output=True, text=True, check=True).stdout.strip()
     except (OSError, subprocess.CalledProcessError):
-        return os.environ.get("OPVI_COMMIT")
+        return None
 
 
 def header(experiment: Experiment, command: str) -> dict[str, Any]:
