@@ -1,4 +1,4 @@
-"""Every Python block of the README and of the Start page runs, in order, as a reader would run it."""
+"""Every Python block of the README and of the pages Start and Track a stream runs, in order, as a reader would run it."""
 
 import re
 from pathlib import Path
@@ -9,7 +9,7 @@ import pytest
 ROOT = Path(__file__).parent.parent
 
 
-@pytest.mark.parametrize("page", ["README.md", "docs/index.md"])
+@pytest.mark.parametrize("page", ["README.md", "docs/index.md", "docs/trackers.md"])
 def test_code_blocks_run(page, capsys):
     blocks = re.findall(r"^```python\n(.*?)^```", (ROOT / page).read_text(encoding="utf-8"), re.DOTALL | re.MULTILINE)
     assert blocks

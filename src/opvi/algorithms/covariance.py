@@ -85,7 +85,9 @@ def shed(C: Covariance, Z: Array, gamma: Array, largest: Array) -> Covariance:
     if rows > room:  # no room for one batch: nothing waits, ever
         return settle(C._replace(scale=scale, variance=variance, pending=Z), largest)._replace(pending=C.pending)
     pending = jax.lax.dynamic_update_slice(C.pending, Z, (zero, zero, C.waiting, zero))
-    C = Covariance(C.base, pending, scale, variance, C.waiting + rows, C.settled)
+    # Rows of padding come last and are 0: they need no room.
+    used = jnp.where((Z != 0).any((0, 1, 3)), 1 + jnp.arange(rows, dtype=jnp.int32), 0).max()
+    C = Covariance(C.base, pending, scale, variance, C.waiting + used, C.settled)
     return when(C.waiting + rows > room, lambda C: settle(C, largest), C)
 
 

@@ -156,7 +156,8 @@ def gauss_newton(
         # Where the data were in order, correlations gone bad are the cause.
         past = covariance.without_correlations(past, ~good & known & jnp.isfinite(gradient.sum(1)))
         info = StepInfo(clock.rows, log_predictive, root_mean_square(move), good.all())
-        return GaussNewtonState(w + move, past, error, clock.round, clock.rows), info
+        w = jnp.where(good[:, None], w + move, w)
+        return GaussNewtonState(w, past, error, clock.round, clock.rows), info
 
     return Algorithm(init, step_)
 

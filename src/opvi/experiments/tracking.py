@@ -189,7 +189,7 @@ def _draw_mixture(book: Book, _: Path) -> Any:
             for row in book.content["rows"]:
                 name, _, stream = row.rpartition(": ")
                 exact = name.startswith("exact")
-                if stream == where or exact:
+                if stream == where:
                     error = np.array([record["tracking"] for record in book.records(row)]).mean(0)
                     style = {"color": "0.6", "linestyle": ":" if "strat" in name else "--"} if exact else {}
                     ax.plot(CHECKPOINTS[: len(error)], error, label=name, **style)

@@ -307,7 +307,10 @@ def regressor(
         x = jnp.asarray(x, state.particles.dtype)
         if x.ndim != 2 or x.shape[1] != features:
             raise ValueError(f"`x` has shape {x.shape}, but this regressor takes (rows, {features}).")
-        return Predictive(components(state, x))
+        rows = len(x)
+        room = 1 << max(rows - 1, 0).bit_length()  # ragged numbers of rows compile few times
+        said = components(state, jnp.pad(x, ((0, room - rows), (0, 0))))
+        return Predictive(jax.tree.map(lambda leaf: leaf[:, :rows], said))
 
     return Tracker(init, step_, predict, _about(network, blocks, particles, half_life, memory))
 
