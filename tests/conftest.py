@@ -19,3 +19,10 @@ def mixture_rows() -> np.ndarray:
 @pytest.fixture(scope="session")
 def mixture() -> opvi.Target:
     return opvi.gaussian_mixture()
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _forget_programs():
+    """Compiled programs of a module are freed after it: hundreds at once exhaust a process's memory maps."""
+    yield
+    jax.clear_caches()

@@ -1,4 +1,4 @@
-"""Every Python block of the README and of the pages Start and Track a stream runs, in order, as a reader would run it."""
+"""Every Python block of the README and of two pages of the documentation runs, in order, as a reader would run it."""
 
 import re
 from pathlib import Path
