@@ -2,45 +2,19 @@
 
 import argparse
 import json
-import os
-import platform
-import subprocess
 import sys
 import time
-from importlib.metadata import version
 from pathlib import Path
-from typing import Any
 
 from rich.console import Console
 from rich.table import Table
 
-from benchmarks import memory, peers, runs, trackers
+from benchmarks import memory, peers, runs
+from benchmarks.machine import machine
 from benchmarks.measure import Result
 
 # A table of seven columns wraps badly in the 80 that a pipe is given.
 console = Console() if sys.stdout.isatty() else Console(width=130)
-
-
-def machine() -> dict[str, Any]:
-    """What the numbers depend on, besides the code."""
-    cpuinfo = Path("/proc/cpuinfo")
-    lines = cpuinfo.read_text().splitlines() if cpuinfo.exists() else []
-    model = next((line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")), "")
-    try:
-        git = ["git", "-C", str(Path(__file__).parent), "describe", "--always", "--dirty", "--abbrev=40"]
-        commit = subprocess.run(git, capture_output=True, text=True, check=True).stdout.strip()
-    except (OSError, subprocess.CalledProcessError):
-        commit = None
-    return {
-        "cpu": model or platform.processor(),
-        "cores": os.cpu_count(),
-        "load": os.getloadavg(),  # of the minutes before: what else the machine was doing
-        "python": platform.python_version(),
-        "versions": {name: version(name) for name in ("opvi", "jax", "blackjax", "numpyro", "optax", "numpy")},
-        "commit": commit,
-        "command": " ".join(["python -m benchmarks", *sys.argv[1:]]),
-        "date": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
-    }
 
 
 def number(value: float) -> str:
@@ -70,7 +44,7 @@ def main() -> None:
     folder.mkdir(parents=True, exist_ok=True)  # before the minutes of work, not after
     about, start, results = machine(), time.perf_counter(), []
     with console.status("measuring") as status:
-        for source in (runs.compile_results, runs.results, trackers.results, peers.results, memory.results):
+        for source in (runs.compile_results, runs.results, peers.results, memory.results):
             for result in source():
                 results.append(result)
                 status.update(f"measured: {result.what}, {result.size} ({time.perf_counter() - start:.0f} s)")

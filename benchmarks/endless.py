@@ -13,7 +13,7 @@ import jax
 import numpy as np
 
 import opvi
-from benchmarks.__main__ import machine
+from benchmarks.machine import machine
 
 CHUNK = 100_000
 NOISE = 0.1
@@ -61,7 +61,7 @@ def main() -> None:
     options = parser.parse_args()
     options.out.mkdir(parents=True, exist_ok=True)
     runs = {name: measure(name, options.rows) for name in ("automatic", "never forgets")}
-    report = {"machine": machine(), "noise": NOISE, "runs": runs}
+    report = {"machine": machine("python -m benchmarks.endless"), "noise": NOISE, "runs": runs}
     path = options.out / "endless.json"
     path.write_text(json.dumps(report, indent=1, ensure_ascii=False) + "\n")
     for name, run in runs.items():

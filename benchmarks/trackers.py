@@ -1,7 +1,9 @@
 """What the trackers cost: the kin8nm-sized run, a row of the regressor, and growth with particles and parameters."""
 
-import time
+import argparse
+import json
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import jax
@@ -9,6 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 
 import opvi
+from benchmarks.machine import machine
 from benchmarks.measure import Result, Timing, interleave, milliseconds
 
 ROUNDS, ROWS, FEATURES = 500, 20, 8
@@ -95,9 +98,19 @@ def line(what: str, sizes: list[int], costs: list[float]) -> Result:
     return Result(what, f"{sizes[0]:,}–{sizes[-1]:,}", slope, "slope", 1.1, timings, {"ms_a_round": points})
 
 
-if __name__ == "__main__":
-    start = time.perf_counter()
+def main() -> None:
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.trackers", description=__doc__)
+    parser.add_argument("--out", type=Path, default=Path("bench-output"), help="folder for trackers.json")
+    folder = parser.parse_args().out
+    folder.mkdir(parents=True, exist_ok=True)
+    about, done = machine("python -m benchmarks.trackers"), []
     for result in results():
+        done.append(result.summary())
         against = f"{result.value:.3f} {result.unit} (target {result.target})"
         print(f"{result.what:45s} {result.size:30s} {against} {result.extra}", flush=True)
-    print(f"{time.perf_counter() - start:.0f} s")
+    report = {"machine": about, "results": done}
+    (folder / "trackers.json").write_text(json.dumps(report, indent=1, ensure_ascii=False) + "\n")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,32 @@
+"""The machine and the versions behind a measurement."""
+
+import os
+import platform
+import subprocess
+import sys
+import time
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+
+def machine(command: str = "python -m benchmarks") -> dict[str, Any]:
+    """What the numbers depend on, besides the code."""
+    cpuinfo = Path("/proc/cpuinfo")
+    lines = cpuinfo.read_text().splitlines() if cpuinfo.exists() else []
+    model = next((line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")), "")
+    try:
+        git = ["git", "-C", str(Path(__file__).parent), "describe", "--always", "--dirty", "--abbrev=40"]
+        commit = subprocess.run(git, capture_output=True, text=True, check=True).stdout.strip()
+    except (OSError, subprocess.CalledProcessError):
+        commit = None
+    return {
+        "cpu": model or platform.processor(),
+        "cores": os.cpu_count(),
+        "load": os.getloadavg(),  # of the minutes before: what else the machine was doing
+        "python": platform.python_version(),
+        "versions": {name: version(name) for name in ("opvi", "jax", "blackjax", "numpyro", "optax", "numpy")},
+        "commit": commit,
+        "command": " ".join([command, *sys.argv[1:]]),
+        "date": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
+    }
