@@ -24,7 +24,7 @@ def test_on_a_linear_model_it_is_exact():
     precision = design.T @ design / 0.25 + np.eye(3) / 4
     expected = np.linalg.solve(precision, (design.T @ y / 0.25)[:, None] + start.T / 4).T
     np.testing.assert_allclose(state.particles, expected, rtol=1e-3, atol=1e-4)
-    for matrix in covariance.matrices(state.past)[:, 0]:
+    for matrix in state.past.matrices[:, 0]:
         np.testing.assert_allclose(matrix, np.linalg.inv(precision), rtol=1e-3, atol=1e-6)
 
 
@@ -58,8 +58,8 @@ def test_covariances_stay_symmetric_bounded_and_positive():
     X = np.zeros((6000, 3), np.float32)
     X[:, 0] = rng.normal(size=6000)  # two features say nothing: their directions are only ever forgotten
     state, history = opvi.run(algorithm, opvi.stream((X, np.sin(X[:, 0])), 10), KEY, particles=4)
-    C = np.asarray(covariance.matrices(state.past))[:, 0]
-    prior = np.asarray(algorithm.init(KEY, 4).past.variance)[0, 0]
+    C = np.asarray(state.past.matrices)[:, 0]
+    prior = np.asarray(covariance.variances(algorithm.init(KEY, 4).past))[0, 0]
     assert history.info.finite.all()
     assert (C.diagonal(axis1=1, axis2=2) <= 4.001 * prior).all()
     assert np.abs(C - C.transpose(0, 2, 1)).max() < 1e-4 * np.abs(C).max()

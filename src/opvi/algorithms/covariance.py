@@ -1,4 +1,4 @@
-r"""What Gauss–Newton particles remember of the past: covariances, whole or in blocks, that shed rank-one pieces."""
+r"""What Gauss–Newton particles remember of the past: a covariance each, whole or in blocks."""
 
 from collections.abc import Callable
 from typing import NamedTuple, TypeVar
@@ -8,9 +8,8 @@ import jax.numpy as jnp
 
 from opvi.types import Array
 
-SYMMETRISE_EVERY = 16  # times that rows were taken off; a transpose is slow
+MEND_EVERY = 16  # updates; rounding makes matrices lopsided, and a transpose is slow
 SMALLEST_SHARE = 1e-6  # of the largest variance allowed: below it a variance is rounding error
-
 
 Tree = TypeVar("Tree")
 
@@ -26,44 +25,21 @@ def when(flag: Array, change: Callable[[Tree], Tree], tree: Tree) -> Tree:
 
 
 class Covariance(NamedTuple):
-    r"""$s s^\top \odot (C_0 - Z^\top Z)$ for every particle and block.
+    """Of every particle and block."""
 
-    Taking the rows of Z off a matrix costs a pass over memory. They are kept beside it and taken off many at a time.
-    """
-
-    base: Array  # [n, K, D, D]: C₀
-    pending: Array  # [n, K, R, D]: Z, 0 where no row is waiting
-    scale: Array  # [n, K, D]: s, what forgetting has multiplied since the rows were last taken off
-    variance: Array  # [n, K, D]: the diagonal of C₀ - ZᵀZ
-    waiting: Array  # rows of Z in use
-    settled: Array  # how often they were taken off
+    matrices: Array  # [n, K, D, D]
+    updates: Array  # since the last one that mended them
 
 
-def start(variance: Array, room: int) -> Covariance:
-    """Diagonal covariances from variances `[n, K, D]`, with room for this many waiting rows."""
-    base = variance[..., None] * jnp.eye(variance.shape[-1], dtype=variance.dtype)[None, None]
-    pending = jnp.zeros((*variance.shape[:2], room, variance.shape[2]), variance.dtype)
-    return Covariance(
-        base, pending, jnp.ones_like(variance), variance, jnp.zeros((), jnp.int32), jnp.zeros((), jnp.int32)
-    )
-
-
-def times(C: Covariance, A: Array) -> Array:
-    """A C for rows A `[n, K, R, D]`."""
-    A = A * C.scale[:, :, None]
-    late = jnp.einsum("nkrd,nksd->nkrs", A, C.pending)
-    return (A @ C.base - late @ C.pending) * C.scale[:, :, None]
+def start(variance: Array) -> Covariance:
+    """Diagonal covariances from variances `[n, K, D]`."""
+    diagonal = jnp.eye(variance.shape[-1], dtype=variance.dtype)[None, None]
+    return Covariance(variance[..., None] * diagonal, jnp.zeros((), jnp.int32))
 
 
 def variances(C: Covariance) -> Array:
     """The diagonal, `[n, K, D]`."""
-    return C.variance * C.scale**2
-
-
-def matrices(C: Covariance) -> Array:
-    """The covariances themselves, `[n, K, D, D]`."""
-    base = C.base - jnp.einsum("nkrd,nkre->nkde", C.pending, C.pending)
-    return base * (C.scale[..., :, None] * C.scale[..., None, :])
+    return jnp.diagonal(C.matrices, axis1=2, axis2=3)
 
 
 def shed(C: Covariance, Z: Array, gamma: Array, largest: Array) -> Covariance:
@@ -75,51 +51,27 @@ def shed(C: Covariance, Z: Array, gamma: Array, largest: Array) -> Covariance:
         gamma: forgetting, one number a particle; 1 forgets nothing.
         largest: the largest variances, `[n, K, D]`.
     """
-    Z = Z / C.scale[:, :, None]
-    rows, room = Z.shape[2], C.pending.shape[2]
-    zero = jnp.zeros((), jnp.int32)
-    floor = SMALLEST_SHARE * largest / C.scale**2
-    variance = jnp.maximum(C.variance - (Z**2).sum(2), floor)
-    grown = variance * C.scale**2 / gamma[:, None, None]
-    scale = C.scale * jnp.sqrt(jnp.minimum(1, largest / grown) / gamma[:, None, None])
-    if rows > room:  # no room for one batch: nothing waits, ever
-        return settle(C._replace(scale=scale, variance=variance, pending=Z), largest)._replace(pending=C.pending)
-    pending = jax.lax.dynamic_update_slice(C.pending, Z, (zero, zero, C.waiting, zero))
-    # Rows of padding come last and are 0: they need no room.
-    used = jnp.where((Z != 0).any((0, 1, 3)), 1 + jnp.arange(rows, dtype=jnp.int32), 0).max()
-    C = Covariance(C.base, pending, scale, variance, C.waiting + used, C.settled)
-    return when(C.waiting + rows > room, lambda C: settle(C, largest), C)
+    gamma = gamma[:, None, None]
+    variance = jnp.maximum(variances(C) - (Z**2).sum(2), SMALLEST_SHARE * largest)
+    scale = jnp.sqrt(jnp.minimum(1, largest * gamma / variance) / gamma)
+    Z = Z * scale[:, :, None]
+    matrices = C.matrices * (scale[..., :, None] * scale[..., None, :]) - jnp.einsum("nkrd,nkre->nkde", Z, Z)
 
+    def mend(matrices: Array) -> Array:
+        """Symmetric again (forgetting would let the lopsided part grow), and with the floor under the variances."""
+        off = 1 - jnp.eye(matrices.shape[-1], dtype=matrices.dtype)[None, None]
+        return (matrices + matrices.mT) / 2 * off + (variance * scale**2)[..., None] * (1 - off)
 
-def settle(C: Covariance, largest: Array) -> Covariance:
-    """The same covariance with no row waiting, and with no variance below the floor."""
-    base = matrices(C)
-    short = jnp.maximum(SMALLEST_SHARE * largest - jnp.diagonal(base, axis1=2, axis2=3), 0)
-    places = jnp.arange(short.shape[-1])
-    base = base.at[..., places, places].add(short)
-    # Rounding makes matrices lopsided, and forgetting would let that grow without bound.
-    lopsided = C.settled % SYMMETRISE_EVERY == SYMMETRISE_EVERY - 1
-    base = when(lopsided, lambda base: (base + base.mT) / 2, base)
-    variance = jnp.diagonal(base, axis1=2, axis2=3)
-    settled = (C.settled + 1) % SYMMETRISE_EVERY
-    return Covariance(
-        base, jnp.zeros_like(C.pending), jnp.ones_like(C.scale), variance, jnp.zeros_like(C.waiting), settled
-    )
+    updates = (C.updates + 1) % MEND_EVERY
+    return Covariance(when(updates == 0, mend, matrices), updates)
 
 
 def without_correlations(C: Covariance, which: Array) -> Covariance:
     """The covariances of the particles in `which` cut down to their diagonals: a way out of a matrix gone bad."""
 
-    def cut(C: Covariance) -> Covariance:
-        pick = which[:, None, None]
-        diagonal = variances(C)[..., None] * jnp.eye(C.base.shape[-1], dtype=C.base.dtype)[None, None]
-        return Covariance(
-            jnp.where(pick[..., None], diagonal, C.base),
-            jnp.where(pick[..., None], 0, C.pending),
-            jnp.where(pick, 1, C.scale),
-            jnp.where(pick, variances(C), C.variance),
-            C.waiting,
-            C.settled,
-        )
+    def cut(matrices: Array) -> Array:
+        diagonal = jnp.eye(matrices.shape[-1], dtype=matrices.dtype)[None, None]
+        alone = jnp.maximum(jnp.diagonal(matrices, axis1=2, axis2=3), 0)[..., None] * diagonal
+        return jnp.where(which[:, None, None, None], alone, matrices)
 
-    return when(which.any(), cut, C)
+    return C._replace(matrices=when(which.any(), cut, C.matrices))

@@ -15,7 +15,6 @@ from opvi.distributions import Distribution, Normal
 from opvi.targets import Target, as_particles, cast, check_batch
 from opvi.types import Algorithm, Array, Batch, Key, Particles, Schedule, at_round
 
-ROOM = 80  # rows that wait to be taken off the covariances together
 MEMORY_OF_ERRORS = 20.0  # rounds over which a particle's squared prediction error is averaged
 
 
@@ -95,7 +94,7 @@ def gauss_newton(
                 "noise."
             )
         variance = prior(within(*units, memory / len(w) / w.dtype.itemsize), w[0])
-        past = covariance.start(jnp.tile(variance[None], (len(w), 1, 1)), ROOM)
+        past = covariance.start(jnp.tile(variance[None], (len(w), 1, 1)))
         zero = jnp.zeros((), jnp.int32)
         return GaussNewtonState(w, past, jnp.ones(len(w), w.dtype), zero, zero)
 
@@ -110,7 +109,7 @@ def gauss_newton(
     def absorb(past: Covariance, A: Array, score: Array, blocks: Blocks) -> tuple[Array, Array]:
         """Every particle's move, and Z with $C' = C - Z^T Z$."""
         rows = jnp.moveaxis(blocks.gather(jnp.concatenate([A, score[:, None]], 1)), 1, 2)  # [n, K, R + 1, D]
-        product = covariance.times(past, rows)
+        product = rows @ past.matrices
         AC, moved = product[:, :, :-1], product[:, :, -1]
         identity = jnp.eye(A.shape[1], dtype=A.dtype)[None]
         S = jnp.einsum("nkrd,nksd->nrs", AC, rows[:, :, :-1]) + identity
@@ -151,7 +150,7 @@ def gauss_newton(
         else:
             gamma = jnp.exp2(-batch.weight.sum() / at_round(half_life, clock.seen_rows))
         gamma = jnp.where(good, gamma, 1)
-        largest = jnp.broadcast_to(largest_growth * prior(blocks, w[0])[None], state.past.scale.shape)
+        largest = jnp.tile(largest_growth * prior(blocks, w[0])[None], (len(w), 1, 1))
         past = covariance.shed(state.past, Z, gamma, largest)
         # Where the data were in order, correlations gone bad are the cause.
         past = covariance.without_correlations(past, ~good & known & jnp.isfinite(gradient.sum(1)))

@@ -29,7 +29,6 @@ LARGEST_TARGET = 1e4  # standard deviations
 SCALE_MEMORY = 50_000.0  # rows
 SCALE_OFF = 0.25  # in deviations, or in their logarithm: the scale in use is out of date
 PREDICT_ROWS = 256  # at once
-ROOM = 80  # rows that wait to be taken off the covariances
 
 
 class Settings(NamedTuple):
@@ -135,7 +134,7 @@ def regressor(
         moments = scaling.start(features + 1, dtype)
         return RegressorState(
             w,
-            covariance.start(prior(dtype), ROOM),
+            covariance.start(prior(dtype)),
             jnp.ones(particles, dtype),
             calibration.start(particles, features, dtype),
             moments,
@@ -151,7 +150,7 @@ def regressor(
         """Means [n, B], variances [n, B], the Jacobian in blocks [n, K, B, D] and its product with C."""
         mean, jacobian = outputs(state.particles, jnp.asarray(chosen.kind, z.dtype), z)
         J = jnp.moveaxis(blocks.gather(jacobian), 1, 2)
-        JC = covariance.times(state.past, J)
+        JC = J @ state.past.matrices
         return mean, jnp.maximum((JC * J).sum((1, 3)), 0), J, JC
 
     def absorb(
@@ -194,13 +193,10 @@ def regressor(
                 each.append(jnp.concatenate([wide, jnp.zeros_like(wide[..., :1])], -1)[..., order])
             return jnp.stack(each, 1)
 
-        limit = LARGEST_GROWTH * prior(state.particles.dtype)
-        past = covariance.settle(state.past, limit)
-        base = rows_of(rows_of(past.base).mT)
-        past = past._replace(base=base, variance=jnp.diagonal(base, axis1=2, axis2=3))
+        matrices = rows_of(rows_of(state.past.matrices).mT)
         return state._replace(
             particles=jax.vmap(lambda w: layers.re_express(network, units, w))(state.particles),
-            past=past,
+            past=state.past._replace(matrices=matrices),
             error=state.error * units.output_ratio**2,
             calibration=calibration.rescale(state.calibration, units.output_ratio),
             scale=scale,
