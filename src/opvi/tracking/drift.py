@@ -8,7 +8,7 @@ from opvi.algorithms.common import compiled
 from opvi.types import Array, Batch, Key, Particles, Scalar, Tracker
 
 ALLOWANCE = 0.5  # standard deviations; smaller rises of the loss are not worth an alarm
-THRESHOLD = 12.0  # of the cumulated excess; about one false alarm in 100,000 batches of independent losses
+THRESHOLD = 12.0  # of the cumulated excess; quiet losses get there once in some 100,000 batches
 LARGEST_EXCESS = 4.0  # standard deviations; one bad batch alone must not be an alarm
 WARM_UP = 30  # batches after a start or an alarm
 MEMORY = 200.0  # batches behind the mean and deviation that the loss is held against

@@ -20,10 +20,8 @@ from opvi.types import Algorithm, Array, Data, Key, Tracker
 FEW = 50  # parameters up to which the posterior itself is tracked, however it is shaped
 WINDOW = 500  # rows kept for that
 PARTICLES = {"few": 100, "many": 20}
-FRESH = (
-    460.0,
-    0.23,
-)  # rows, and share of the rows seen: the half-life of linearisations, which go stale as a network learns
+# The half-life of linearisations, which go stale as a network learns: rows, and a share of the rows seen.
+FRESH = 460.0, 0.23
 PEAK, WARM_UP, DECAY_START = 0.03, 25.0, 100.0  # of the first-order step
 
 
