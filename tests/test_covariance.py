@@ -46,7 +46,7 @@ def test_mended_matrices_are_symmetric_and_keep_a_floor():
     C = covariance.start(jnp.ones((1, 1, 2)))
     shed = jax.jit(covariance.shed)
     for _ in range(covariance.MEND_EVERY):
-        taken = jnp.sqrt(jnp.maximum(covariance.variances(C), 0))[:, :, None]  # all there is
+        taken = jnp.sqrt(jnp.maximum(covariance.variances(C), 0.01))[:, :, None]  # all there is, and more
         C = shed(C, taken, jnp.ones(1), jnp.full((1, 1, 2), 4.0))
     assert (np.asarray(covariance.variances(C)) > 0).all()
     np.testing.assert_array_equal(C.matrices, np.swapaxes(C.matrices, 2, 3))

@@ -62,8 +62,9 @@ def shed(C: Covariance, Z: Array, gamma: Array, largest: Array) -> Covariance:
         off = 1 - jnp.eye(matrices.shape[-1], dtype=matrices.dtype)[None, None]
         return (matrices + matrices.mT) / 2 * off + (variance * scale**2)[..., None] * (1 - off)
 
-    updates = (C.updates + 1) % MEND_EVERY
-    return Covariance(when(updates == 0, mend, matrices), updates)
+    moved = (Z != 0).any()  # a refused batch takes nothing off, and leaves everything as it was
+    updates = jnp.where(moved, (C.updates + 1) % MEND_EVERY, C.updates)
+    return Covariance(when(moved & (updates == 0), mend, matrices), updates)
 
 
 def without_correlations(C: Covariance, which: Array) -> Covariance:
