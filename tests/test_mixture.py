@@ -81,6 +81,6 @@ def test_the_demo_runs_and_ends_with_its_picture(tmp_path, capsys, monkeypatch):
     picture = tmp_path / "demo.png"
     assert picture.read_bytes().startswith(b"\x89PNG")
     assert out.strip().splitlines()[-1] == f"Picture: {picture.resolve()}"
-    assert len(json.loads((tmp_path / "demo.json").read_text())["distance"]) == 3
+    assert len(json.loads((tmp_path / "demo.json").read_text())["distance"]) == 4
     for name in ("OPVI", "SVGD", "Langevin", "exact draws"):
         assert name in out

@@ -9,11 +9,12 @@ import jax
 import jax.numpy as jnp
 import optax
 from jax.experimental.xla_metadata import set_xla_metadata
+from jax.lax import optimization_barrier
 from jax.scipy.special import logsumexp
 
 from opvi.schedules import LikelihoodScale
 from opvi.targets import Target, score
-from opvi.types import Array, Batch, Particles, Scalar, Schedule, at_round
+from opvi.types import Array, Batch, Particles, Scalar, Schedule, at_round, shapes_of
 
 Step = TypeVar("Step", bound=Callable[..., Any])
 
@@ -22,13 +23,17 @@ def compiled(step: Step) -> Step:
     """The step as a compiled function that gives the same bits wherever it is called from.
 
     XLA would inline it into a surrounding scan, fuse it there in another way and so round in another
-    way. The inner call is marked as one to leave whole: by hand, in a scan or in `run`, it is one program.
+    way. On a CPU the inner call is marked as one to leave whole: by hand, in a scan or in `run`, it is one
+    program. On a GPU XLA fuses nothing inside such a call, which is six times slower there; barriers around the
+    step keep what surrounds it out, and `run` gives the same bits however it is cut.
     """
     inner = jax.jit(step)
 
     @functools.wraps(step)
     def outer(key: Any, state: Any, batch: Any) -> Any:
-        return set_xla_metadata(inner(key, state, batch), inlineable="false")
+        if jax.default_backend() == "cpu":
+            return set_xla_metadata(inner(key, state, batch), inlineable="false")
+        return optimization_barrier(inner(*optimization_barrier((key, state, batch))))
 
     return cast(Step, jax.jit(outer))
 
@@ -63,6 +68,20 @@ def tick(state: Any, batch: Batch) -> Clock:
     round_ = optax.safe_increment(state.round)
     at_least_one = jnp.maximum(here, 1).astype(dtype)  # a batch of padding alone must not divide by 0
     return Clock(round_, rows, round_.astype(dtype), at_least_one, jnp.maximum(rows, 1).astype(dtype))
+
+
+def check_example(kept: Any, data: Any) -> None:
+    """Refuse, from shapes alone, rows that a sampler which keeps some was not made for."""
+
+    def row(tree: Any) -> list[tuple[int, ...]]:
+        return [leaf.shape[1:] for leaf in jax.tree.leaves(tree)]
+
+    structures: list[Any] = [jax.tree.structure(tree) for tree in (kept, data)]  # jax does not export the type
+    if structures[0] != structures[1] or row(kept) != row(data):
+        raise ValueError(
+            f"a batch has leaves of shape {shapes_of(data)}, but the `example` given has rows of shape {row(kept)}. "
+            "Make the sampler with an example of the stream's own rows, e.g. `example=(X[:1], y[:1])`."
+        )
 
 
 class Weighed(NamedTuple):

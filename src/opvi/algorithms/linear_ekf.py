@@ -50,6 +50,8 @@ def linear_ekf(
         largest_variance: wandering stops here, so that a feature that is never seen does not grow without bound.
         largest_change: bound on the mean KL divergence between predictions before and after a step.
     """
+    if features < 1 or classes < 2:
+        raise ValueError(f"`features` and `classes` are {features} and {classes}; at least 1 and 2 are needed.")
     paces = np.atleast_1d(np.asarray(wandering, float))
     if not (paces >= 0).all() or not prior_variance > 0 or not largest_change > 0:
         raise ValueError(

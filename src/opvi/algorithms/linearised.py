@@ -5,7 +5,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from opvi.algorithms.common import StepInfo, compiled, log_predictive_of, tick
+from opvi.algorithms.common import StepInfo, check_example, compiled, log_predictive_of, tick
 from opvi.algorithms.surrogates import LARGEST_DEGREE, RIDGE, Polynomial, Surrogate, fit, frame, nothing
 from opvi.algorithms.whitening import Pace, Whitening, follow, some
 from opvi.kernels import centred
@@ -117,6 +117,8 @@ def sl_opvi(
         clock = tick(state, batch)
         log_predictive = log_predictive_of(jax.vmap(lambda v: likelihood(v, batch.data))(x), batch)
         gamma = jnp.ones((), x.dtype) if half_life is None else jnp.exp2(-batch.weight.sum() / half_life)
+        if window:
+            check_example(state.kept, batch.data)
         pool = merged(batch, state.kept, state.weight, gamma)
         # The first round spreads the particles evenly over the prior, held together by where they started (a prior
         # may be flat), and lets go of that as it turns to the data.

@@ -5,7 +5,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from opvi.algorithms.common import compiled, tick
+from opvi.algorithms.common import check_example, compiled, tick
 from opvi.targets import cast
 from opvi.types import Algorithm, Array, Batch, Data, Key, Particles
 
@@ -67,6 +67,7 @@ def replay(algorithm: Algorithm, example: Data, *, rows: int = 1000, steps: int 
     @compiled
     def step_(key: Key, state: ReplayState, batch: Batch) -> tuple[ReplayState, Any]:
         batch = cast(batch, state.particles.dtype)
+        check_example(state.kept, batch.data)
         clock = tick(state, batch)
         mine = jax.random.fold_in(key, clock.round)
         inner, info = algorithm.step(key, state.inner, batch)

@@ -1,4 +1,4 @@
-"""`make demo`: the mixture streamed once, three samplers, their distance to the exact posterior, one picture."""
+"""`make demo`: the mixture streamed once, four samplers, their distance to the exact posterior, one picture."""
 
 import argparse
 import json
@@ -16,8 +16,8 @@ ROUNDS, ROWS, PARTICLES = 500, 10_000, 100
 SHOWN = (10, 100, 500)  # rounds
 
 
-def methods() -> dict[str, tuple[opvi.Algorithm, Any]]:
-    """The paper's samplers on its synthetic experiment, with its authors' kernel and step."""
+def methods() -> dict[str, tuple[opvi.Algorithm | opvi.Tracker, Any]]:
+    """The paper's samplers on its synthetic experiment, with its authors' kernel and step, and the recommended one."""
     target = opvi.gaussian_mixture()
     kernel, bandwidth = opvi.kernels.rbf(normalised=True), opvi.kernels.median_awgf()
     step = opvi.decaying(2.0, 0.55)
@@ -26,6 +26,7 @@ def methods() -> dict[str, tuple[opvi.Algorithm, Any]]:
         "OPVI, growing batch": (opvi.opvi(target, step=step, field=field), opvi.power(0.55)),
         "SVGD, 20 rows a round": (opvi.svgd(target, step=step, kernel=kernel, bandwidth=bandwidth), 20),
         "Langevin, 20 rows a round": (opvi.langevin(target, step=opvi.decaying(0.1, 0.55)), 20),
+        "opvi.tracker, 20 rows a round": (opvi.tracker(target, example=np.zeros(1)), 20),
     }
 
 
@@ -46,7 +47,7 @@ def draw_picture(
     from opvi import plots
 
     with plots.style():
-        figure, axes = plt.subplots(len(results), len(SHOWN), figsize=(9.6, 7.4), sharex="col", sharey="col")
+        figure, axes = plt.subplots(len(results), len(SHOWN), figsize=(9.6, 9.6), sharex="col", sharey="col")
         for row, (name, compared) in zip(axes, results.items(), strict=True):
             for ax, t, error in zip(row, SHOWN, errors[name], strict=True):
                 n = rows_seen(compared, t)
