@@ -5,7 +5,7 @@ import platform
 import subprocess
 import sys
 import time
-from importlib.metadata import version
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
@@ -15,18 +15,29 @@ def machine(command: str = "python -m benchmarks") -> dict[str, Any]:
     cpuinfo = Path("/proc/cpuinfo")
     lines = cpuinfo.read_text().splitlines() if cpuinfo.exists() else []
     model = next((line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")), "")
-    try:
-        git = ["git", "-C", str(Path(__file__).parent), "describe", "--always", "--dirty", "--abbrev=40"]
-        commit = subprocess.run(git, capture_output=True, text=True, check=True).stdout.strip()
-    except (OSError, subprocess.CalledProcessError):
-        commit = None
     return {
         "cpu": model or platform.processor(),
         "cores": os.cpu_count(),
         "load": os.getloadavg(),  # of the minutes before: what else the machine was doing
         "python": platform.python_version(),
-        "versions": {name: version(name) for name in ("opvi", "jax", "blackjax", "numpyro", "optax", "numpy")},
-        "commit": commit,
+        "versions": {name: _version(name) for name in ("opvi", "jax", "blackjax", "numpyro", "optax", "numpy")},
+        "commit": os.environ.get("OPVI_COMMIT") or _commit(),
         "command": " ".join([command, *sys.argv[1:]]),
         "date": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
     }
+
+
+def _version(name: str) -> str | None:
+    try:
+        return version(name)
+    except PackageNotFoundError:
+        return None
+
+
+def _commit() -> str | None:
+    """Of the checkout that this file is in; a copy without its history is told by OPVI_COMMIT."""
+    git = ["git", "-C", str(Path(__file__).parent), "describe", "--always", "--dirty", "--abbrev=40"]
+    try:
+        return subprocess.run(git, capture_output=True, text=True, check=True).stdout.strip()
+    except (OSError, subprocess.CalledProcessError):
+        return None

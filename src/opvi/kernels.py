@@ -17,16 +17,20 @@ class Kernel(NamedTuple):
 
     value: Callable[[Array, Scalar, int], Array]  # k(r; h), in d dimensions
     slope: Callable[[Array, Scalar, int], Array]  # dk/dr
+    height: Callable[[Scalar, int], Array] | None = None  # k(0; h) of a Gaussian, k = height · e^(-r/h); None: another
 
 
 def rbf(normalised: bool = False) -> Kernel:
     r"""$k(r) = e^{-r/h}$, times $(\pi h)^{-d/2}$ if normalised to integrate to one."""
 
+    def height(h: Scalar, d: int) -> Array:
+        return (math.pi * h) ** (-d / 2) if normalised else jnp.ones_like(h)
+
     def value(r: Array, h: Scalar, d: int) -> Array:
         k = jnp.exp(-r / h)
-        return k * (math.pi * h) ** (-d / 2) if normalised else k
+        return k * height(h, d) if normalised else k
 
-    return Kernel(value=value, slope=lambda r, h, d: -value(r, h, d) / h)
+    return Kernel(value=value, slope=lambda r, h, d: -value(r, h, d) / h, height=height)
 
 
 def imq() -> Kernel:
