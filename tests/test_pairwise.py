@@ -99,3 +99,10 @@ def test_fields_choose_by_size_and_by_what_was_asked_for(monkeypatch):
         x, scores = problem(n, 2, 2)
         field(x, scores)
         assert asked == ([n] if fused else [])
+
+
+def test_the_factor_of_the_push_is_known_to_more_than_its_digits():
+    scale = jnp.exp(4 * jax.random.normal(jax.random.key(0), (1000,)))
+    high, low = jax.jit(pairwise._twice_log_two)(scale)
+    both = np.asarray(high, np.float64) + np.asarray(low, np.float64)
+    np.testing.assert_allclose(both, 2 * np.log(2) * np.asarray(scale, np.float64), rtol=1e-12)

@@ -33,6 +33,7 @@ UNROLLED, PART = 8, 64  # particles a loop's turn, and added up before they join
 THREAD_ROWS = 512  # a block's rows in the first form
 COMPENSATED = 32  # columns up to which the tiles' sums are compensated; beyond, registers run out and errors are small
 CHUNK, CHUNK_ENTRIES = 8192, 1 << 27  # the last form's tiles: columns, and entries of a tile
+TWICE_LOG_TWO = (1.38623046875, 6.389617919921875e-05, -3.809308424251867e-09)  # 12 bits, 12 bits, the rest
 FAR = 1e18  # where padding stands: its kernel with any particle is 0
 
 
@@ -63,7 +64,23 @@ def pair_sums(
         weighted, push = _by_tiles(y, columns, interpret)
     else:
         weighted, push = _by_products(y, columns)
-    return PairSums(weighted * factor, push * (2 / (h * scale) * factor))
+    high, low = _twice_log_two(scale)
+    return PairSums(weighted * factor, (push * high + push * low) * factor)
+
+
+def _twice_log_two(scale: Scalar) -> tuple[Array, Array]:
+    r"""$2 \ln 2 \cdot$ scale, which is $2 / (h \cdot \mathrm{scale})$, as a sum of two numbers.
+
+    Rounded to one, it would multiply all of the repulsion by a factor a little off from the one that the kernel saw,
+    and where drift and repulsion cancel, that is what would remain.
+    """
+    first, second, third = TWICE_LOG_TWO
+    coarse = lax.reduce_precision(scale, exponent_bits=8, mantissa_bits=11)
+    rest = scale - coarse
+    high = scale * (first + second)
+    # Products of 12 bits each are exact, and so is the first difference.
+    low = ((coarse * first - high) + (rest * first + coarse * second)) + (rest * second + scale * third)
+    return high, low
 
 
 def _pallas(kernel: Any, interpret: bool, warps: int, stages: int, **spec: Any) -> Any:
