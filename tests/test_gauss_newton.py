@@ -7,6 +7,7 @@ import pytest
 
 import opvi
 from opvi.algorithms import covariance
+from opvi.algorithms.gauss_newton import has_gaussian_prior
 
 KEY = jax.random.key(0)
 
@@ -125,3 +126,14 @@ def test_wrong_targets_and_settings_are_refused():
     for target in inferred:
         with pytest.raises(ValueError, match="not a Gaussian with known variances"):
             opvi.gauss_newton(target).init(KEY, 2)
+
+
+def test_a_correlated_prior_is_not_taken_for_independent_parts():
+    precision = jnp.eye(3) + 0.3 * (1 - jnp.eye(3))  # its rows' sums, all that the direction (1, 1, 1) shows, are alike
+    for matrix, independent in ((precision, False), (jnp.diag(jnp.array([1.0, 2.0, 5.0])), True)):
+        target = opvi.target(
+            log_prior=lambda v, matrix=matrix: -v @ matrix @ v / 2,
+            log_likelihood=lambda v, data: -((data - v[0]) ** 2),
+            init=lambda key: jax.random.normal(key, (3,)),
+        )
+        assert has_gaussian_prior(target) == independent

@@ -220,3 +220,42 @@ def test_weights_take_over_what_leaves():
     new = reweighted(basis, weight, 2 * basis[:, 1])
     np.testing.assert_allclose(new, weight + jnp.array([0.0, 2.0, 0.0, 0.0, 0.0]), atol=1e-2)
     assert float(reweighted(basis, weight, -5 * basis[:, 0]).min()) == 0
+
+
+def test_counts_with_steep_likelihoods_are_followed_without_stored_rows():
+    """100 particles are too few to fit 28 coefficients to values: such a polynomial bends upwards, and they run away."""
+    d, days = 6, 40
+    rates = np.linspace(5.0, 50.0, d)
+    counts = np.random.default_rng(0).poisson(rates, (days, d)).astype(np.float32)
+    target = opvi.target(
+        log_prior=lambda v: -((v - 3) ** 2).sum() / 2,
+        log_likelihood=lambda v, k: (k * v[None] - jnp.exp(v)[None]).sum(1),
+        init=lambda key: 3 + jax.random.normal(key, (d,)),
+    )
+    algorithm = opvi.sl_opvi(target, window=0)
+    state, history = opvi.run(algorithm, opvi.stream(counts, batch_size=2), 0, particles=100)
+    assert history.info.finite.all()
+    total = counts.sum(0)
+    # Laplace's approximation is good to a few percent here: counts of 200 and more.
+    mode = np.log(total / days)
+    sd = 1 / np.sqrt(1 + total)
+    x = np.asarray(state.particles)
+    assert np.abs((x.mean(0) - mode) / sd).max() < 0.5
+    np.testing.assert_allclose(x.std(0) / sd, 1, atol=0.15)
+
+
+def test_a_posterior_that_travels_far_is_followed_without_stored_rows():
+    """Terms of high order, fitted to nothing but rounding errors, would collapse the particles by round 33."""
+    target = opvi.target(
+        log_prior=lambda v: -(v**2).sum() / 2,
+        log_likelihood=lambda v, x: -((x - v[None]) ** 2).sum(1) / 4,
+        init=lambda key: jax.random.normal(key, (2,)),
+    )
+    rounds = 50
+    drift = np.repeat(0.1 * np.arange(rounds), 20)[:, None]
+    rows = (np.random.default_rng(0).normal(size=(20 * rounds, 2)) * 2**0.5 + drift).astype(np.float32)
+    state, _ = opvi.run(opvi.sl_opvi(target, window=0), opvi.stream(rows, 20), 0, particles=100)
+    precision = 1 + len(rows) / 2
+    x = np.asarray(state.particles)
+    np.testing.assert_allclose(x.std(0) * precision**0.5, 1, atol=0.03)
+    np.testing.assert_allclose((x.mean(0) - rows.sum(0) / 2 / precision) * precision**0.5, 0, atol=0.1)

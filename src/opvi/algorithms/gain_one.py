@@ -6,6 +6,7 @@ import jax
 import jax.numpy as jnp
 
 from opvi.algorithms.common import StepInfo, compiled, log_predictive_of, root_mean_square, tick
+from opvi.algorithms.surrogates import positive
 from opvi.algorithms.whitening import some
 from opvi.kernels import centred, squared_distances
 from opvi.targets import Target, as_particles, cast, check_batch
@@ -117,9 +118,3 @@ def gain_one(
         return new._replace(round=clock.round, rows=clock.rows), info
 
     return Algorithm(init, step_)
-
-
-def positive(A: Array) -> Array:
-    """The matrix with its negative eigenvalues set to 0."""
-    values, V = jnp.linalg.eigh((A + A.T) / 2)
-    return (V * jnp.maximum(values, 0)[None]) @ V.T

@@ -107,7 +107,8 @@ def sl_opvi(
             weight = reweighted(least_squares.residual(basis), kept.after, least_squares.residual(values))
             values = values - basis @ (weight - kept.after)
             stay = (kept.data, weight)
-        return past._replace(coefficients=past.coefficients + least_squares.coefficients(values)), *stay
+        past = past._replace(coefficients=past.coefficients + least_squares.coefficients(values))
+        return past.trimmed(x), *stay
 
     @compiled
     def step_(key: Key, state: LinearisedState, batch: Batch) -> tuple[LinearisedState, StepInfo]:

@@ -15,6 +15,7 @@ from opvi.types import Array, Particles
 
 RIDGE = 1e-6  # share of the trace that keeps small systems solvable
 LARGEST_DEGREE = 6
+NEGLIGIBLE = 0.02  # of a log density, root mean square over the particles
 
 
 class Frame(NamedTuple):
@@ -99,6 +100,24 @@ class Polynomial(NamedTuple):
         values = jax.vmap(self.value)(new.out(points))
         return Polynomial(new, solve @ (values - values.mean()))
 
+    def trimmed(self, x: Particles) -> "Polynomial":
+        r"""The same with terms beyond the second order only as far as they matter at these points.
+
+        Rounding errors there would grow with the sixth power of the distance, as the particles move on.
+        """
+        d, degree = len(self.frame.centre), self.degree
+        if degree == 2:
+            return self
+        low = (monomials(d, degree) == 0).sum(1) >= degree - 2
+        Phi = jax.vmap(lambda v: features(v, degree))(self.frame.into(x))
+        values = centred((Phi @ self.coefficients)[:, None])[:, 0]
+        quadratic = fit(self.frame.into(x), 2)
+        rest = quadratic.residual(values)
+        size = (rest**2).mean()
+        share = size / (size + NEGLIGIBLE**2)
+        plain = jnp.zeros_like(self.coefficients).at[np.flatnonzero(low)].set(quadratic.coefficients(values))
+        return self._replace(coefficients=share * self.coefficients + (1 - share) * plain)
+
 
 class Fit(NamedTuple):
     """Least squares by polynomials over some points."""
@@ -155,7 +174,14 @@ class Quadratic(NamedTuple):
         g = jax.vmap(jax.grad(function))(x).mean(0)
         H = -jax.vmap(jax.hessian(function))(some).mean(0)
         old = self.gradient - self.curvature @ (centre - self.centre)
-        return Quadratic(centre, old + g, self.curvature + (H + H.T) / 2)
+        # Where the sum bends upwards it would grow without bound, and draw particles away from all data.
+        return Quadratic(centre, old + g, positive(self.curvature + H))
+
+
+def positive(A: Array) -> Array:
+    """The matrix with its negative eigenvalues set to 0."""
+    values, V = jnp.linalg.eigh((A + A.T) / 2)
+    return (V * jnp.maximum(values, 0)[None]) @ V.T
 
 
 Surrogate = Polynomial | Quadratic
@@ -171,6 +197,6 @@ def nothing(x: Particles, degree: int) -> Surrogate:
     n, d = x.shape
     while degree > 2 and 3 * count(d, degree) > n:
         degree -= 2
-    if 2 * count(d, degree) > n:
+    if degree == 2 and 4 * count(d, degree) > n:
         return Quadratic(x.mean(0), jnp.zeros(d, x.dtype), jnp.zeros((d, d), x.dtype))
     return Polynomial(frame(x), jnp.zeros(count(d, degree), x.dtype))
