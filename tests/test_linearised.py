@@ -223,7 +223,7 @@ def test_weights_take_over_what_leaves():
 
 
 def test_counts_with_steep_likelihoods_are_followed_without_stored_rows():
-    """100 particles are too few to fit 28 coefficients to values: such a polynomial bends upwards, and they run away."""
+    """100 particles are too few to fit 28 coefficients to: such a polynomial bends upwards, and they run away."""
     d, days = 6, 40
     rates = np.linspace(5.0, 50.0, d)
     counts = np.random.default_rng(0).poisson(rates, (days, d)).astype(np.float32)

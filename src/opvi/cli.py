@@ -1,4 +1,4 @@
-"""The command line: `opvi reproduce …` and `opvi measure …`."""
+"""The command line: `opvi reproduce …`, `opvi measure …` and `opvi regret …`."""
 
 import argparse
 import shlex
@@ -10,6 +10,7 @@ from typing import Any
 MODES = ("text", "authors", "best")
 EXPERIMENTS = ("synthetic", "kin8nm", "mnist")
 TABLES = ("mixture", "posteriordb", "regression", "classification")
+REGRETS = ("linear", "logistic", "errors", "posterior")
 INTERRUPTED = 130  # what a shell reports for a command stopped by Ctrl-C
 
 
@@ -71,13 +72,41 @@ def add_measure(commands: Any) -> None:
     command.set_defaults(handler=measure)
 
 
+def add_regret(commands: Any) -> None:
+    """`opvi regret`: the paper's theory, measured."""
+    command = commands.add_parser(
+        "regret",
+        help="measure dynamic regret and its bounds, or design batch sizes",
+        description="Hold the paper's theory against runs: regret of online MAP and its bounds (linear, logistic), "
+        "gradient errors (errors), distance to the running posterior (posterior). `design` predicts, for your own "
+        "stream, what batch-size rules cost in rows and leave in gradient error.",
+    )
+    command.add_argument("part", nargs="?", default="all", choices=(*REGRETS, "design", "all"))
+    command.add_argument("--seeds", dest="repeats", type=_positive, metavar="N", help="repeats of every row")
+    command.add_argument("--rounds", type=_positive, default=1000, metavar="T", help="design: rounds (default: 1000)")
+    command.add_argument(
+        "--spread", type=_variance, default=1.0, metavar="Λ", help="design: root of the variance of a row's gradient"
+    )
+    command.add_argument(
+        "--rho", type=_variance, nargs="+", default=[0.25, 0.55, 0.75, 1.0], metavar="ρ", help="design: batches ⌈t^ρ⌉"
+    )
+    command.add_argument(
+        "--batch", type=_positive, default=20, metavar="B", help="design: the static batch beside them"
+    )
+    command.add_argument(
+        "--total", type=_positive, metavar="N", help="design: rows that batches are drawn from; endless if not given"
+    )
+    _add_output(command)
+    command.set_defaults(handler=regret)
+
+
 def _add_output(command: Any) -> None:
     command.add_argument("--smoke", action="store_true", help="seconds instead of minutes, on small stand-in data")
     command.add_argument("--out", type=Path, default=Path("results"), metavar="DIR", help="folder (default: results)")
     command.add_argument("--fresh", action="store_true", help="start over instead of going on with finished results")
 
 
-SUBCOMMANDS: list[Callable[[Any], None]] = [add_reproduce, add_measure]
+SUBCOMMANDS: list[Callable[[Any], None]] = [add_reproduce, add_measure, add_regret]
 
 
 def _positive(text: str) -> int:
@@ -90,7 +119,7 @@ def _positive(text: str) -> int:
 def _variance(text: str) -> float:
     value = float(text)
     if not 0 < value < float("inf"):
-        raise argparse.ArgumentTypeError(f"{text} is not a variance, which is greater than 0")
+        raise argparse.ArgumentTypeError(f"{text} is not a finite number greater than 0")
     return value
 
 
@@ -122,6 +151,60 @@ def measure(options: argparse.Namespace) -> int:
         repeats = options.repeats or experiment.repeats
         words = ["opvi", "measure", name, "--seeds", str(repeats)]
         _run(experiment, shlex.join(words + (["--smoke"] if options.smoke else [])), options)
+    return 0
+
+
+def regret(options: argparse.Namespace) -> int:
+    """Measure the chosen parts one after the other, or design batch sizes."""
+    _rich()
+    if options.part == "design":
+        return _design(options)
+    _one_blas_thread()
+    from opvi.experiments import regret as points
+    from opvi.experiments import regret_errors, regret_posterior
+
+    build = {
+        "linear": lambda smoke: points.experiment("linear", smoke),
+        "logistic": lambda smoke: points.experiment("logistic", smoke),
+        "errors": regret_errors.experiment,
+        "posterior": regret_posterior.experiment,
+    }
+    for name in REGRETS if options.part == "all" else (options.part,):
+        experiment = build[name](options.smoke)
+        repeats = options.repeats or experiment.repeats
+        words = ["opvi", "regret", name, "--seeds", str(repeats)]
+        _run(experiment, shlex.join(words + (["--smoke"] if options.smoke else [])), options)
+    return 0
+
+
+def _design(options: argparse.Namespace) -> int:
+    """A table and a figure of what batch-size rules cost and leave."""
+    import opvi
+
+    rules = {f"B = {options.batch}": opvi.static(options.batch)}
+    rules |= {f"⌈t^{rho:g}⌉": opvi.power(rho) for rho in options.rho}
+    if options.total:
+        rules |= {f"saturating, ρ = {rho:g}": opvi.saturating(rho, options.total) for rho in options.rho}
+    try:
+        designs = {
+            name: opvi.regret.design(rule, options.rounds, options.spread, total=options.total)
+            for name, rule in rules.items()
+        }
+    except ValueError as error:
+        raise CommandError(str(error)) from None
+    table = opvi.regret.design_table(designs)
+    print(table)
+    path = options.out / "regret-design.md"
+    try:
+        options.out.mkdir(parents=True, exist_ok=True)
+        path.write_text(table + "\n")
+    except OSError as error:
+        raise CommandError(f"`--out` is {str(options.out)!r}, where nothing can be written: {error}.") from None
+    _agg()
+    from opvi import plots
+
+    figure = plots.save(opvi.regret.draw_designs(designs), path.with_suffix(".png"))
+    print(f"Written: {path}, {figure}")
     return 0
 
 
@@ -228,12 +311,17 @@ def _report(experiment: Any, repeats: int, book: Any) -> None:
     console.print("Written: " + ", ".join(str(path) for path in [*paths, text]), highlight=False, soft_wrap=True)
 
 
-def _figures(experiment: Any, book: Any) -> list[Path]:
+def _agg() -> None:
+    """Figures without a screen."""
     try:
         import matplotlib as mpl
     except ImportError:
         raise CommandError("the figure needs matplotlib, which is not installed: pip install 'opvi[plots]'.") from None
     mpl.use("Agg")
+
+
+def _figures(experiment: Any, book: Any) -> list[Path]:
+    _agg()
     from opvi import plots
 
     figure = experiment.draw(book, book.path.parent)

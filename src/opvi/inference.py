@@ -44,20 +44,31 @@ class History(NamedTuple):
 
 Record = Callable[[Any, Any, Batch], Any]
 Callback = Callable[[Chunk], Any]
+Watcher = Callable[[Any, Any, Batch], Any]  # a callback's own `record`: states before and after, batch
 
 
-def _round(step: Callable[..., Any], record: Record | None, key: Key, state: Any, batch: Batch) -> tuple[Any, Any]:
-    state, info = step(key, state, batch)
-    return state, (info, record(state, info, batch) if record else None)
+def _round(
+    step: Callable[..., Any], record: Record | None, watchers: tuple[Watcher, ...], key: Key, state: Any, batch: Batch
+) -> tuple[Any, Any]:
+    before = state
+    state, info = step(key, before, batch)
+    watched = [watcher(before, state, batch) for watcher in watchers]
+    return state, (info, record(state, info, batch) if record else None, watched)
 
 
-@partial(jax.jit, static_argnums=(0, 1))
+@partial(jax.jit, static_argnums=(0, 1, 2))
 def _advance(
-    step: Callable[..., Any], record: Record | None, key: Key, state: Any, batches: Batch, count: Array
+    step: Callable[..., Any],
+    record: Record | None,
+    watchers: tuple[Watcher, ...],
+    key: Key,
+    state: Any,
+    batches: Batch,
+    count: Array,
 ) -> tuple[Any, Any]:
     """The first `count` of the stacked batches, one after the other. A traced count: any length, one program."""
 
-    one = partial(_round, step, record, key)
+    one = partial(_round, step, record, watchers, key)
     first = jax.tree.map(lambda leaf: leaf[0], batches)
     room = len(batches.weight)
     out = jax.tree.map(lambda s: jnp.zeros((room, *s.shape), s.dtype), jax.eval_shape(one, state, first)[1])
@@ -99,7 +110,9 @@ def run(
         record: a pure function of `(state, info, batch)`, compiled into the loop; what it returns is kept
             for every round.
         callbacks: name -> function of a `Chunk`, called on the host between chunks; what it returns (an
-            array, or a pytree of them) is kept in `history.callbacks[name]`, None is not.
+            array, or a pytree of them) is kept in `history.callbacks[name]`, None is not. One that has a method
+            `record(before, after, batch)` of the states around a round, pure and compiled into the loop, sees every
+            round: its chunk's `record` is that method's, and it returns one entry a round, e.g. `opvi.regret.watch`.
         every: call them every so many rounds. By default chunks are as long as memory likes.
         progress: draw a progress bar on standard error; a text is its label.
     """
@@ -119,7 +132,9 @@ def run(
             f"`stream` yields a {type(head).__name__}, but a run takes batches. Make them from arrays or an iterator: "
             "`opvi.stream((X, y), batch_size=20)`."
         )
-    kept = 0 if record is None else _bytes(jax.eval_shape(partial(_round, algorithm.step, record, key), state, head)[1])
+    watchers = {name: callback.record for name, callback in (callbacks or {}).items() if hasattr(callback, "record")}
+    loop = (algorithm.step, record, tuple(watchers.values()), key)
+    kept = _bytes(jax.eval_shape(partial(_round, *loop), state, head)[1]) if record or watchers else 0
 
     def room(batch: Batch) -> int:
         """Rounds of this shape that are held at once."""
@@ -134,9 +149,9 @@ def run(
     with Progress(label, log.first, last, bool(progress)) as bar:
         for chunk in _chunks(itertools.chain([head], source), room, log.first, every):
             stacked = _stack(chunk, room(chunk[0]), state.particles.dtype)
-            state, out = _advance(algorithm.step, record, key, state, stacked, jnp.int32(len(chunk)))
-            info, recorded = _on_host(out, len(chunk))
-            log.add(state, info, recorded, chunk)
+            state, out = _advance(*loop, state, stacked, jnp.int32(len(chunk)))
+            info, recorded, watched = _on_host(out, len(chunk))
+            log.add(state, info, recorded, chunk, dict(zip(watchers, watched, strict=True)))
             bar.update(log.done, int(info.rows[-1]), int(info.rows[-1]) - first_rows)
     log.flush()
     return state, log.history()
@@ -201,13 +216,16 @@ class _Log:
         self.first = self.done = first
         self.callbacks, self.every = callbacks, every
         self.chunks: list[Chunk] = []
+        self.watched: list[dict[str, Any]] = []  # of the chunks not shown to the callbacks yet
         self.due = 0  # chunks before this one were shown to the callbacks
         self.notes: dict[str, list[tuple[int, Any]]] = {}
         self.start = time.perf_counter()
 
-    def add(self, state: Any, info: Any, recorded: Any, batches: list[Batch]) -> None:
+    def add(self, state: Any, info: Any, recorded: Any, batches: list[Batch], watched: dict[str, Any]) -> None:
         self.done += len(batches)
         self.chunks.append(Chunk(state, self.done, info, recorded, batches))
+        if watched:
+            self.watched.append(watched)
         if not info.finite.all():
             at = self.done - len(batches) + int(info.finite.argmin()) + 1
             raise DivergedError(
@@ -230,17 +248,23 @@ class _Log:
             return
         info, recorded = _join([chunk.info for chunk in new]), _join([chunk.record for chunk in new])
         seen = Chunk(new[-1].state, self.done, info, recorded, [batch for chunk in new for batch in chunk.batches])
+        watched = _join(self.watched) if self.watched else {}
         for name, callback in self.callbacks.items():
-            value = callback(seen)
+            value = callback(seen._replace(record=watched[name]) if name in watched else seen)
             if value is not None:
                 self.notes.setdefault(name, []).append((self.done, value))
         self.chunks[self.due :] = [Chunk(None, self.done, info, recorded, [])]
+        self.watched = []
         self.due = len(self.chunks)
 
     def history(self) -> History:
         callbacks = {}
         for name, entries in self.notes.items():
             rounds, values = zip(*entries, strict=True)
+            if hasattr(self.callbacks[name], "record"):  # one entry a round already
+                shown = np.arange(self.first + 1, rounds[-1] + 1)
+                callbacks[name] = {"round": shown, "value": _join(list(values))}
+                continue
             value = jax.tree.map(lambda *leaves: np.stack([np.asarray(leaf) for leaf in leaves]), *values)
             callbacks[name] = {"round": np.asarray(rounds), "value": value}
         return History(
@@ -265,7 +289,7 @@ class Compared(NamedTuple):
 
 
 def compare(
-    methods: Mapping[str, tuple[Algorithm, int | BatchRule | Callable[[int], int]]],
+    methods: Mapping[str, tuple[Algorithm | Tracker, int | BatchRule | Callable[[int], int]]],
     data: Data,
     key: Any,
     *,
