@@ -27,7 +27,7 @@ demo: .stamps/demo
 	$(BIN)/python -m opvi.experiments.demo --out demo-output
 
 test: .stamps/test
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest -n auto --dist loadfile
 
 lint: .stamps/test .stamps/lint
 	$(BIN)/ruff format --check .
@@ -56,7 +56,7 @@ clean:
 	@touch $@
 
 .stamps/test: .stamps/venv pyproject.toml
-	@$(install) --editable '.[plots,cli,sklearn]' --group test
+	@$(install) --editable '.[plots,cli,sklearn,river,numpyro,arviz]' --group test
 	@touch $@
 
 .stamps/lint: .stamps/venv pyproject.toml

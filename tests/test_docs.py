@@ -1,4 +1,4 @@
-"""Every Python block of the README and of two pages of the documentation runs, in order, as a reader would run it."""
+"""Every Python block of the README and of the documentation's pages runs, in order, as a reader would run it."""
 
 import re
 from pathlib import Path
@@ -9,7 +9,11 @@ import pytest
 ROOT = Path(__file__).parent.parent
 
 
-@pytest.mark.parametrize("page", ["README.md", "docs/index.md", "docs/trackers.md"])
+PAGES = ["README.md", *(f"docs/{name}.md" for name in ("index", "trackers", "estimators", "interop", "regret"))]
+PAGES += [f"docs/guides/{name}.md" for name in ("regression", "drift", "numpyro", "schedule")]
+
+
+@pytest.mark.parametrize("page", PAGES)
 def test_code_blocks_run(page, capsys):
     blocks = re.findall(r"^```python\n(.*?)^```", (ROOT / page).read_text(encoding="utf-8"), re.DOTALL | re.MULTILINE)
     assert blocks

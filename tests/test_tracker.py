@@ -37,10 +37,28 @@ def test_wrong_orders_are_refused():
         opvi.tracker(target, replay_rows=100)
     with pytest.raises(ValueError, match="`half_life` is 50"):
         opvi.tracker(target, half_life=50)
+    with pytest.raises(TypeError, match="`target` is a int, but a tracker needs an `opvi.Target`"):
+        opvi.tracker(5)
+    for name in ("particles", "memory"):
+        with pytest.raises(ValueError, match=f"`{name}` is 0, but must be greater than 0"):
+            opvi.tracker(target, **{name: 0})
     tracker = opvi.tracker(opvi.gaussian_mixture())
     state = tracker.init(KEY)
     with pytest.raises(TypeError, match="no `predict`"):
         tracker.predict(state, np.zeros(2))
+
+
+def test_rows_unlike_the_example_are_refused():
+    target = opvi.logistic_regression(2)
+    X, y = np.zeros((4, 2), np.float32), np.zeros(4, np.int32)
+    keepers = (
+        opvi.sl_opvi(target, example=X, window=5),
+        opvi.replay(opvi.svgd(target, step=1e-3), (X[:, :1], y)),
+    )
+    for algorithm in keepers:
+        state = algorithm.init(KEY, 3)
+        with pytest.raises(ValueError, match=r"leaves of shape \(4, 2\), \(4,\), but the `example` given has rows"):
+            algorithm.step(KEY, state, opvi.batch((X, y)))
 
 
 # --- calibration of any sampler -----------------------------------------------------------------

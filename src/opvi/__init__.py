@@ -1,10 +1,13 @@
 """opvi: online Bayesian inference with particles."""
 
+from importlib import import_module
 from importlib.metadata import version
+from typing import TYPE_CHECKING, Any
 
 from opvi import fields as fields
 from opvi import kernels as kernels
 from opvi import metrics as metrics
+from opvi import regret as regret
 from opvi import schedules as schedules
 from opvi import targets as targets
 from opvi.algorithms import AdaptiveNoise as AdaptiveNoise
@@ -27,6 +30,9 @@ from opvi.algorithms import sl_opvi as sl_opvi
 from opvi.algorithms import svgd as svgd
 from opvi.algorithms import wag as wag
 from opvi.algorithms import wnes as wnes
+from opvi.checkpoint import CheckpointError as CheckpointError
+from opvi.checkpoint import load as load
+from opvi.checkpoint import save as save
 from opvi.distributions import Bernoulli as Bernoulli
 from opvi.distributions import Categorical as Categorical
 from opvi.distributions import Normal as Normal
@@ -71,4 +77,28 @@ from opvi.types import DivergedError as DivergedError
 from opvi.types import FieldValue as FieldValue
 from opvi.types import Tracker as Tracker
 
+if TYPE_CHECKING:
+    from opvi.estimators import OPVIClassifier as OPVIClassifier
+    from opvi.estimators import OPVIRegressor as OPVIRegressor
+    from opvi.interop.arviz import to_arviz as to_arviz
+    from opvi.interop.numpyro import from_numpyro as from_numpyro
+
 __version__ = version("opvi")
+
+# What needs an optional library is imported when it is first asked for.
+_LATER = {
+    "OPVIClassifier": "opvi.estimators",
+    "OPVIRegressor": "opvi.estimators",
+    "from_numpyro": "opvi.interop.numpyro",
+    "to_arviz": "opvi.interop.arviz",
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _LATER:
+        raise AttributeError(f"module 'opvi' has no attribute {name!r}")
+    return getattr(import_module(_LATER[name]), name)
+
+
+def __dir__() -> list[str]:
+    return sorted([*globals(), *_LATER])

@@ -5,6 +5,7 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax.scipy.special import logsumexp
 
 from opvi.distributions import Bernoulli, Categorical, Continuous, Distribution, Normal, StudentT
@@ -105,9 +106,10 @@ class Predictive(NamedTuple):
     def quantile(self, q: Any) -> Array:
         """Quantiles of the mixture (not of its Gaussian approximation): shape `[B]`, or `[len(q), B]`."""
         mean = self._continuous("a quantile").mean
-        q = jnp.asarray(q, mean.dtype)
-        if not bool(((q > 0) & (q < 1)).all()):
+        known = np.asarray(q)  # not a JAX array: the check works inside a compiled function as well
+        if not ((known > 0) & (known < 1)).all():
             raise ValueError(f"`q` is {q}, but a quantile's level must lie strictly between 0 and 1.")
+        q = jnp.asarray(known, mean.dtype)
         levels = q.reshape(-1, 1)
         # Cantelli's inequality brackets the quantiles of any distribution by its mean and deviation.
         middle, sd = self.mean()[None], self.sd()[None]

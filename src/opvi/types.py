@@ -44,13 +44,15 @@ class Tracker(NamedTuple):
     """A sampler that knows how to predict: everything a stream of data needs, chosen and set up.
 
     `init` and `step` are an `Algorithm`'s (`init(key)` draws the recommended number of particles), so
-    `opvi.run(tracker, stream, key)` takes it. `predict(state, x)` gives the posterior predictive.
+    `opvi.run(tracker, stream, key)` takes it. `predict(state, x)` gives the posterior predictive. `relearn(key,
+    state, batch)` learns from rows seen before: neither calibration nor scaling nor counts hear of them.
     """
 
     init: Callable[..., Any]
     step: Callable[[Key, Any, Batch], tuple[Any, Any]]
     predict: Callable[[Any, Any], Any]
     about: str  # one line: what was picked, and why
+    relearn: Callable[[Key, Any, Batch], Any] | None = None  # gives the state
 
     def __str__(self) -> str:
         return self.about

@@ -18,6 +18,7 @@ from opvi.targets import Target, cast, categorical, mlp
 from opvi.tracking import scaling, temperature
 from opvi.tracking.bank import start as even_weights
 from opvi.tracking.bank import update as reweigh
+from opvi.tracking.layers import checked_widths
 from opvi.types import Array, Batch, Key, Particles, Scalar, Tracker, shapes_of
 
 ROWS = 20  # learnt from at once; larger batches are cut
@@ -42,8 +43,9 @@ class ClassifierState(NamedTuple):
 
     @property
     def particles(self) -> Particles:
-        """The networks' weights, `[n, d]`."""
-        return jnp.concatenate([state.particles for state in self.networks])
+        """The networks' weights, `[n, d]`; those of the linear filters where there are no networks."""
+        parts = [state.particles for state in self.networks or (self.linear,) if state is not None]
+        return jnp.concatenate(parts)
 
 
 class ClassifierInfo(NamedTuple):
@@ -80,7 +82,7 @@ def classifier(
     Args:
         features: columns of X, in any units.
         classes: labels are 0, 1, …, classes - 1.
-        hidden: widths of the networks' hidden layers.
+        hidden: widths of the networks' hidden layers; `()` tracks linear models alone.
         particles: networks in all.
         half_life: in rows; None tracks with a long and a short memory and finds out; `math.inf` never forgets.
         linear: whether to track linear models too; None does so where they are cheap.
@@ -89,6 +91,9 @@ def classifier(
         raise ValueError(f"`features` and `classes` are {features} and {classes}; at least 1 and 2 are needed.")
     if half_life is not None and not half_life > 0:
         raise ValueError(f"`half_life` is {half_life}, but must be greater than 0 rows, or None to find out.")
+    hidden = checked_widths(hidden)
+    if not hidden and linear is False:
+        raise ValueError("`hidden` is () and `linear` is False, which leaves no model. Give `hidden=(100,)`, say.")
     relu = _network(features, classes, hidden, jax.nn.relu, math.sqrt(2))
     tanh = _network(features, classes, hidden, jnp.tanh, 1.0)
     # Measured on streams with and without drift, ReLU does best with the random walk and tanh with fading.
@@ -104,7 +109,11 @@ def classifier(
     else:
         targets = [relu, tanh]
         networks = [kfac(relu, half_life=half_life, wander=True), kfac(tanh, half_life=half_life)]
+    if not hidden:
+        targets, networks, linear = [], [], True
     groups = len(targets)
+    if groups:
+        _share(particles, groups)
     size = classes * (features + 1)
     with_linear = classes * size**2 <= LINEAR_WORK if linear is None else linear
     paces = WANDERING if half_life is None else (LINEAR_VARIANCE * (1 - 2 ** (-ROWS / half_life)),)
@@ -112,14 +121,15 @@ def classifier(
     trackers = groups + (len(paces) if filters else 0)
 
     def init(key: Key, count: Any = None) -> ClassifierState:
-        each = _share(particles if count is None else count, groups)
+        each = _share(particles if count is None else count, groups) if groups else 0
         inner = tuple(net.init(jax.random.fold_in(key, i), each) for i, net in enumerate(networks))
-        dtype = inner[0].particles.dtype
+        lines = None if filters is None else filters.init(key, None)
+        dtype = (inner[0] if inner else lines).particles.dtype  # type: ignore[union-attr]
         zero = jnp.zeros((), jnp.int32)
         return ClassifierState(
             scaling.start(features, dtype),
             inner,
-            None if filters is None else filters.init(key, None),
+            lines,
             even_weights(trackers, dtype),
             temperature.start(1 + trackers, dtype),
             zero,
@@ -128,20 +138,29 @@ def classifier(
 
     def members(state: ClassifierState, z: Array) -> tuple[Array, Array]:
         """Log probabilities of every particle `[n, B, C]`, and of every tracker `[K, B, C]`, at scaled inputs."""
+        lines = [] if state.linear is None else [predict_linear(state.linear, z, classes).log_probabilities()]
+        if not state.networks:
+            return lines[0], lines[0]
         nets = zip(targets, state.networks, strict=True)
         log_p = jnp.stack([_log_probabilities(target, net.particles, z) for target, net in nets])
         log_k = logsumexp(log_p, axis=1) - math.log(log_p.shape[1])
         log_p = log_p.reshape(-1, *log_p.shape[2:])
-        if state.linear is None:
-            return log_p, log_k
-        lines = predict_linear(state.linear, z, classes).log_probabilities()
-        return jnp.concatenate([log_p, lines]), jnp.concatenate([log_k, lines])
+        return jnp.concatenate([log_p, *lines]), jnp.concatenate([log_k, *lines])
 
     def mixture(state: ClassifierState, log_k: Array) -> Array:
         return logsumexp(state.log_weights[:, None, None] + log_k, axis=0)
 
     def scaled(moments: scaling.Moments, x: Array) -> Array:
         return jnp.clip(scaling.standardise(scaling.scale_of(moments), x), -LARGEST_INPUT, LARGEST_INPUT)
+
+    def learn_models(key: Key, state: ClassifierState, batch: Batch) -> tuple[Any, Any, list[Any]]:
+        """The networks and the filters after a batch of scaled rows, and what they report."""
+        done = [net.step(key, s, batch) for net, s in zip(networks, state.networks, strict=True)]
+        lines, infos = state.linear, [info for _, info in done]
+        if filters is not None:
+            lines, info = filters.step(key, state.linear, batch)
+            infos.append(info)
+        return tuple(s for s, _ in done), lines, infos
 
     def learn(key: Key, state: ClassifierState, x: Array, y: Array, weight: Array) -> tuple[ClassifierState, Any]:
         """Predict, score, learn: at most 32 rows. A row that is not finite or has no class refuses them all."""
@@ -151,15 +170,9 @@ def classifier(
         both = jnp.concatenate([mixture(state, log_k)[None], log_k])
         log_density = _chosen(temperature.pool(state.exponents, both)[None], y)[0]
         moments = scaling.update(state.moments, x, weight)
-        z = scaled(moments, x)
-        batch = Batch((z, y), weight)
-        done = [net.step(key, s, batch) for net, s in zip(networks, state.networks, strict=True)]
-        nets = tuple(s for s, _ in done)
-        drift = jnp.sqrt(jnp.stack([info.drift**2 for _, info in done]).mean())
-        lines, finite = state.linear, jnp.stack([info.finite for _, info in done]).all()
-        if filters is not None:
-            lines, line_info = filters.step(key, state.linear, batch)
-            finite = finite & line_info.finite
+        nets, lines, infos = learn_models(key, state, Batch((scaled(moments, x), y), weight))
+        drift = jnp.sqrt(jnp.stack([info.drift**2 for info in infos[: groups or 1]]).mean())
+        finite = jnp.stack([info.finite for info in infos]).all()
         log_weights = reweigh(state.log_weights, _chosen(log_k, y), weight)
         exponents = temperature.update(state.exponents, both, y, weight)
         new = ClassifierState(moments, nets, lines, log_weights, exponents, state.round, state.rows)
@@ -192,14 +205,31 @@ def classifier(
         log_predictive = jnp.where(total > 0, log_density / jnp.maximum(total, 1e-30), jnp.nan)
         return new, ClassifierInfo(rows, log_predictive, drift, finite, jnp.exp(new.log_weights))
 
+    @compiled
+    def relearn(key: Key, state: ClassifierState, batch: Batch) -> ClassifierState:
+        batch = cast(batch, state.log_weights.dtype)
+        x, y = _checked(batch, features)
+
+        def one(state: ClassifierState, part: Any) -> tuple[ClassifierState, None]:
+            x, y, weight = part
+            nets, lines, _ = learn_models(key, state, Batch((scaled(state.moments, x), y), weight))
+            nets = tuple(new._replace(round=s.round, rows=s.rows) for new, s in zip(nets, state.networks, strict=True))
+            return state._replace(networks=nets, linear=lines), None
+
+        good = ((jnp.isfinite(x).all(1) & (y >= 0) & (y < classes)) | (batch.weight == 0)).all() & (state.rows > 0)
+        new, _ = jax.lax.scan(one, state, _cut((x, jnp.clip(y, 0, classes - 1), batch.weight)))
+        return jax.tree.map(lambda a, b: jnp.where(good, a, b), new, state)
+
     @jax.jit
     def probabilities(state: ClassifierState, x: Array) -> tuple[Array, Array]:
         """Components and their log weights, which add up to the calibrated probabilities."""
         log_p, log_k = members(state, scaled(state.moments, x))
         log_mixture = mixture(state, log_k)
         log_final = temperature.pool(state.exponents, jnp.concatenate([log_mixture[None], log_k]))
-        n = sum(len(net.particles) for net in state.networks) // groups
-        own = jnp.concatenate([jnp.repeat(state.log_weights[:groups] - math.log(n), n), state.log_weights[groups:]])
+        n = sum(len(net.particles) for net in state.networks) // max(groups, 1)
+        own = jnp.concatenate(
+            [jnp.repeat(state.log_weights[:groups] - math.log(max(n, 1)), n), state.log_weights[groups:]]
+        )
         # Every component is moved by the same factor as the mixture; what it gains or loses in all is its weight.
         moved = log_p + (log_final - log_mixture)[None]
         size = logsumexp(moved, axis=-1)
@@ -215,7 +245,7 @@ def classifier(
         return Predictive(Categorical(log_p[:, :rows]), log_weights[:, :rows])
 
     about = _about(features, classes, hidden, particles, half_life, len(paces) if filters else 0)
-    return Tracker(init, step, predict, about)
+    return Tracker(init, step, predict, about, relearn)
 
 
 def _share(particles: Any, groups: int) -> int:
@@ -297,6 +327,10 @@ def _cut(parts: Any) -> Any:
 def _about(
     features: int, classes: int, hidden: Sequence[int], particles: int, half_life: float | None, lines: int
 ) -> str:
+    if not hidden:
+        return (
+            f"classifier: {lines} linear filter{'s' if lines > 1 else ''}, mixed and calibrated by prequential scores"
+        )
     sizes = "-".join(str(size) for size in (features, *hidden, classes))
     memory = "with long and short memory" if half_life is None else f"half-life {half_life:g} rows"
     also = f" and {lines} linear filter{'s' if lines > 1 else ''}" if lines else ""

@@ -53,6 +53,14 @@ def tracker(
         replay_rows: choose the first-order sampler, and let it learn again from a sample of so many rows.
         watch: report changes of the data in `info.changed`.
     """
+    if not isinstance(target, Target):
+        raise TypeError(
+            f"`target` is a {type(target).__name__}, but a tracker needs an `opvi.Target`, e.g. `opvi.mlp(...)` or "
+            "`opvi.target(...)`; for raw data without a model use `opvi.regressor` or `opvi.classifier`."
+        )
+    for name, value in (("particles", 1 if particles is None else particles), ("memory", memory)):
+        if not value > 0:
+            raise ValueError(f"`{name}` is {value}, but must be greater than 0.")
     if replay_rows and example is None:
         raise ValueError(
             f"`replay_rows` is {replay_rows}, but rows can only be kept once their shapes are known: give `example`."

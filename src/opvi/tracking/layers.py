@@ -13,6 +13,17 @@ from opvi.tracking.scaling import Scale, divisor
 from opvi.types import Array, Key, Scalar
 
 
+def checked_widths(hidden: Any) -> tuple[int, ...]:
+    """Hidden layers as the user gave them, refused unless they are whole numbers of units; none: a linear model."""
+    widths = tuple(hidden) if isinstance(hidden, Sequence) and not isinstance(hidden, str) else (0,)
+    if not all(isinstance(width, int) and width > 0 for width in widths):
+        raise ValueError(
+            f"`hidden` is {hidden!r}, but must be the width of each hidden layer, e.g. `hidden=(50,)`, or `()` for a "
+            "linear model."
+        )
+    return widths
+
+
 class Network(NamedTuple):
     """Fully connected, one output. A vector holds each layer as a matrix `[outputs, inputs + 1]`, biases last."""
 

@@ -29,6 +29,7 @@ LARGEST_TARGET = 1e4  # standard deviations
 SCALE_MEMORY = 50_000.0  # rows
 SCALE_OFF = 0.25  # in deviations, or in their logarithm: the scale in use is out of date
 PREDICT_ROWS = 256  # at once
+MEMORY = 64e6  # bytes for all covariances
 
 
 class Settings(NamedTuple):
@@ -81,7 +82,8 @@ def regressor(
     hidden: Sequence[int] = (50,),
     particles: int = 20,
     half_life: float | None = None,
-    memory: float = 64e6,
+    warm_up: int = EARLY_ROWS,
+    memory: float = MEMORY,
     settings: Settings | None = None,
 ) -> Tracker:
     r"""An online regressor for raw data: nothing to scale, nothing to tune.
@@ -98,14 +100,17 @@ def regressor(
 
     Args:
         features: columns of X.
-        hidden: width of each hidden layer.
+        hidden: width of each hidden layer; `()` for linear models.
         particles: how many networks; the groups of `default_settings` take turns.
         half_life: in rows; data older than that count half. None: the particles have memories of different
             length, and the weights find out which to trust.
+        warm_up: so many rows at the start are learnt in pairs, on a scale that follows every batch: several times
+            slower, and worth it while the model is far off.
         memory: bytes for all covariances. Where the full matrices do not fit they are cut into blocks.
         settings: what sets the particles apart, instead of `default_settings`.
     """
-    _check(features, hidden, particles, half_life, memory)
+    hidden = layers.checked_widths(hidden)
+    _check(features, particles, half_life, warm_up, memory)
     network = Network((features, *hidden, 1))
     chosen = default_settings(particles) if settings is None else settings
     if half_life is not None:
@@ -243,7 +248,7 @@ def regressor(
         state = state._replace(calibration=known, error=error, moments=moments)
         memory = jnp.asarray(chosen.memory, dtype) ** share
 
-        early = state.moments.seen <= EARLY_ROWS
+        early = (state.moments.seen <= warm_up) | (state.scaled_at == 0)  # there is no scale before the first batch
 
         def learn_pairs(state: RegressorState) -> RegressorState:
             z, target = standardised(state.scale, x, y)
@@ -263,16 +268,19 @@ def regressor(
         drift = root_mean_square(state.particles - before)
         return state, (log_density * weight, squared * weight, drift)
 
-    @compiled
-    def step_(key: Key, state: RegressorState, batch: Batch) -> tuple[RegressorState, RegressorInfo]:
-        batch = cast(batch, state.particles.dtype)
-        x, y = _checked(batch, features, state.particles.dtype)
-        clock = tick(state, batch)
-        # A poisoned batch becomes an empty one: nothing is learnt from it.
+    def cut(batch: Batch, dtype: Any) -> tuple[tuple[Array, ...], Array, Array]:
+        """The batch in chunks, its weights, and whether it is finite: a poisoned batch becomes an empty one."""
+        x, y = _checked(batch, features, dtype)
         finite = (jnp.abs(x) <= LARGEST_VALUE).all() & (jnp.abs(y) <= LARGEST_VALUE).all()
         weight = jnp.where(finite, batch.weight, 0)
         x, y = jnp.where(finite, x, 0), jnp.where(finite, y, 0)
-        chunks = _pieces((x, y, weight), -(-len(y) // -(-len(y) // CHUNK)))
+        return _pieces((x, y, weight), -(-len(y) // -(-len(y) // CHUNK))), weight, finite
+
+    @compiled
+    def step_(key: Key, state: RegressorState, batch: Batch) -> tuple[RegressorState, RegressorInfo]:
+        batch = cast(batch, state.particles.dtype)
+        chunks, weight, finite = cut(batch, state.particles.dtype)
+        clock = tick(state, batch)
         if len(chunks[1]) == 1:
             state, out = learn_chunk(state, jax.tree.map(lambda leaf: leaf[0], chunks))
         else:
@@ -282,6 +290,20 @@ def regressor(
         info = RegressorInfo(clock.rows, log_density.sum() / total, squared.sum() / total, drift.mean(), finite)
         rows = jnp.where(finite, clock.rows, state.rows)
         return state._replace(round=clock.round, rows=rows), info
+
+    def learn_again(state: RegressorState, chunk: tuple[Array, ...]) -> tuple[RegressorState, None]:
+        x, y, weight = chunk
+        z, target = standardised(state.scale, x, y)
+        mean, _, J, JC = linearise(state, z)
+        memory = jnp.asarray(chosen.memory, z.dtype) ** (weight.sum() / USUAL_ROWS)
+        return absorb(state, J, JC, target[None] - mean, weight, memory), None
+
+    @compiled
+    def relearn(key: Key, state: RegressorState, batch: Batch) -> RegressorState:
+        batch = cast(batch, state.particles.dtype)
+        begun = state.scaled_at > 0
+        batch = batch._replace(weight=jnp.where(begun, batch.weight, 0))
+        return jax.lax.scan(learn_again, state, cut(batch, state.particles.dtype)[0])[0]
 
     @jax.jit
     def components(state: RegressorState, x: Array) -> Any:
@@ -308,7 +330,7 @@ def regressor(
         said = components(state, jnp.pad(x, ((0, room - rows), (0, 0))))
         return Predictive(jax.tree.map(lambda leaf: leaf[:, :rows], said))
 
-    return Tracker(init, step_, predict, _about(network, blocks, particles, half_life, memory))
+    return Tracker(init, step_, predict, _about(network, blocks, particles, half_life, memory), relearn)
 
 
 def _pieces(arrays: tuple[Array, ...], size: int) -> tuple[Array, ...]:
@@ -344,12 +366,14 @@ def _checked(batch: Batch, features: int, dtype: Any) -> tuple[Array, Array]:
     return x.astype(dtype), y.astype(dtype)
 
 
-def _check(features: int, hidden: Sequence[int], particles: int, half_life: float | None, memory: float) -> None:
-    for name, value in (("features", features), ("particles", particles), ("hidden", min(hidden, default=0))):
-        if value < 1:
-            raise ValueError(f"`{name}` is {hidden if name == 'hidden' else value}, but must be at least 1.")
+def _check(features: int, particles: int, half_life: float | None, warm_up: int, memory: float) -> None:
+    for name, value in (("features", features), ("particles", particles)):
+        if not isinstance(value, int) or value < 1:
+            raise ValueError(f"`{name}` is {value!r}, but must be a whole number of at least 1.")
     if half_life is not None and not half_life > 0:
         raise ValueError(f"`half_life` is {half_life}, but must be a number of rows greater than 0, or None.")
+    if not warm_up >= 0:
+        raise ValueError(f"`warm_up` is {warm_up}, but must be a number of rows of at least 0.")
     if not memory > 0:
         raise ValueError(f"`memory` is {memory}, but must be a number of bytes greater than 0.")
 
