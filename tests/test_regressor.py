@@ -187,7 +187,7 @@ def test_errors_name_the_value_the_rule_and_the_remedy(learnt):
     state, _, X, y = learnt
     with pytest.raises(ValueError, match=r"`features` is 0"):
         opvi.regressor(0)
-    for hidden in (5, (), (0,), "50"):
+    for hidden in (5, (0,), "50"):
         with pytest.raises(ValueError, match="must be the width of each hidden layer"):
             opvi.regressor(2, hidden=hidden)
         with pytest.raises(ValueError, match="must be the width of each hidden layer"):
