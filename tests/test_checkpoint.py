@@ -174,3 +174,8 @@ def test_a_full_disk_loses_nothing(saved, monkeypatch, call):
         opvi.save(saved, {"other": 1})
     assert saved.read_bytes() == before
     assert list(saved.parent.iterdir()) == [saved]  # no leftovers
+
+
+def test_a_missing_folder_is_named(tmp_path):
+    with pytest.raises(FileNotFoundError, match="nowhere is no folder, so nothing was saved"):
+        opvi.save(tmp_path / "nowhere" / "state.opvi", {})

@@ -182,6 +182,8 @@ def test_a_regression_and_its_uncertainty(regression):
 
 def test_quantiles_intervals_and_draws_agree(regression):
     model, X, _ = regression
+    with pytest.raises(ValueError, match="`n_samples` is -1"):
+        model.sample_y(X, -1)
     quantiles = model.predict_quantiles(X, [0.05, 0.5, 0.95])
     assert quantiles.shape == (50, 3)
     assert (np.diff(quantiles) > 0).all()

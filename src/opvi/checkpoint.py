@@ -82,6 +82,8 @@ def load(path: str | Path) -> Any:
 
 def _write(path: Path, parts: list[bytes]) -> None:
     """All of it, or nothing."""
+    if not path.parent.is_dir():
+        raise FileNotFoundError(f"{path.parent} is no folder, so nothing was saved. Make it first: `mkdir`.")
     handle, temporary = tempfile.mkstemp(prefix=f".{path.name}.", suffix=".part", dir=path.parent)
     try:
         with os.fdopen(handle, "wb") as file:

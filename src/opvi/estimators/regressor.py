@@ -122,4 +122,4 @@ class OPVIRegressor(RegressorMixin, OnlineEstimator):
 
     def sample_y(self, X: Any, n_samples: int = 1, random_state: int = 0) -> np.ndarray:
         """Draws of y at each row, `[rows, n_samples]`."""
-        return self._predicted(_draws, X, static=(int(n_samples), int(random_state)))
+        return self._predicted(_draws, X, static=(whole("n_samples", n_samples, 1), int(random_state)))
