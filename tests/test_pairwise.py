@@ -106,15 +106,3 @@ def test_the_factor_of_the_push_is_known_to_more_than_its_digits():
     high, low = jax.jit(pairwise._twice_log_two)(scale)
     both = np.asarray(high, np.float64) + np.asarray(low, np.float64)
     np.testing.assert_allclose(both, 2 * np.log(2) * np.asarray(scale, np.float64), rtol=1e-12)
-
-
-def test_pairs_carry_twice_the_digits():
-    keys = jax.random.split(jax.random.key(0), 4)
-    high = [jax.random.normal(key, (1000,)) for key in keys[:2]]
-    low = [1e-8 * jax.random.normal(key, (1000,)) for key in keys[2:]]
-    a, b = zip(high, low, strict=True)
-    exact = [np.asarray(high, np.float64) + np.asarray(low, np.float64) for high, low in (a, b)]
-    for operation, truth in ((pairwise._times, exact[0] * exact[1]), (pairwise._plus, exact[0] + exact[1])):
-        found = jax.jit(operation)(a, b)
-        whole = np.asarray(found[0], np.float64) + np.asarray(found[1], np.float64)
-        np.testing.assert_allclose(whole, truth, rtol=1e-13, atol=1e-13)

@@ -1,0 +1,75 @@
+"""Many malformed tables: no crash, no hang, no accepted garbage, bounded memory. `python -m benchmarks.fuzz`."""
+
+import argparse
+import json
+import subprocess
+import sys
+import tempfile
+import time
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+from benchmarks.machine import machine
+
+TESTS = Path(__file__).parent.parent / "tests"
+KINDS = {
+    "csv": "damaged CSV",
+    "jsonl": "damaged JSON lines",
+    "parquet": "damaged Parquet",
+    "any": "generated text and bytes",
+}
+CHUNK, SECONDS = 500, 600  # inputs read by one process, and the time it may take
+
+
+def run(kind: str, inputs: int, folder: Path) -> dict[str, Any]:
+    """Inputs in processes of 500 each; one that dies or hangs is counted, and the next goes on after its input."""
+    counts: Counter[str] = Counter()
+    failures: list[Any] = []
+    grown, first = 0.0, 0
+    while first < inputs:
+        last = min(inputs, first + CHUNK)
+        command = [sys.executable, str(TESTS / "hostile.py"), kind, str(first), str(last), str(folder)]
+        try:
+            done = subprocess.run(command, capture_output=True, text=True, timeout=SECONDS)
+            report = json.loads(done.stdout) if done.returncode == 0 else None
+            why = f"ended with status {done.returncode}: {done.stderr[-500:]}"
+        except subprocess.TimeoutExpired:
+            report, why = None, "hung"
+        if report is None:
+            seed = int((folder / "progress").read_text())
+            failures.append([seed, why])
+            counts.update(inputs=seed - first, died=1)
+            first = seed + 1
+        else:
+            counts.update(report["counts"])
+            failures += report["failures"]
+            grown, first = max(grown, report["grown_mb"]), last
+        print(f"{kind}: {first:,} of {inputs:,}, {len(failures)} failures", file=sys.stderr, flush=True)
+    return {"counts": dict(counts), "failures": failures, "grown_mb": grown}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.fuzz", description=__doc__)
+    parser.add_argument("--inputs", type=int, default=5_000, help="of each of the four kinds")
+    parser.add_argument("--out", type=Path, default=Path("bench-output"))
+    options = parser.parse_args()
+    options.out.mkdir(parents=True, exist_ok=True)
+    start = time.perf_counter()
+    with tempfile.TemporaryDirectory() as folder:
+        kinds = {kind: run(kind, options.inputs, Path(folder)) for kind in KINDS}
+    report = {"machine": machine("python -m benchmarks.fuzz"), "seconds": time.perf_counter() - start, "kinds": kinds}
+    path = options.out / "fuzz.json"
+    path.write_text(json.dumps(report, indent=1, ensure_ascii=False) + "\n")
+    for kind, result in kinds.items():
+        counts = result["counts"]
+        print(
+            f"{KINDS[kind]}: {counts['inputs']:,} inputs, {len(result['failures'])} failures; "
+            f"{counts.get('encoded', 0):,} rows encoded, {counts.get('rejected', 0):,} rejected, "
+            f"{counts.get('refused', 0):,} inputs refused in part or whole; memory grew by {result['grown_mb']:.0f} MB"
+        )
+    sys.exit(any(result["failures"] for result in kinds.values()))
+
+
+if __name__ == "__main__":
+    main()

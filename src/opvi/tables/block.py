@@ -1,0 +1,69 @@
+"""What readers hand on: blocks of raw rows, rows that were rejected, and the limits that keep memory bounded."""
+
+from typing import Any, NamedTuple
+
+import numpy as np
+
+PIECE = 1 << 20  # bytes of text in a block, and the most that one record may have
+ROWS = 8_192  # in a block
+CELLS = 1 << 20  # rows × columns in a block of JSON lines, where every row may bring new keys
+MOST_COLUMNS = 10_000  # of a source
+SHOWN = 2_000  # characters of a rejected row that are kept
+
+
+class TableError(ValueError):
+    """A source that cannot be read, or not as asked for; the message says what to do."""
+
+
+class Rejected(NamedTuple):
+    """A row that was left out, and why."""
+
+    row: int  # its number in the source, from 0; malformed rows count as well
+    reason: str
+    text: str  # the row as it stood there, or its values as JSON; at most 2,000 characters
+
+
+class Block(NamedTuple):
+    """Rows in the order of the source, as raw values."""
+
+    columns: dict[str, Any]  # pyarrow arrays of the well-formed rows; text in CSV and JSON lines
+    first: int  # number of the first row in the source
+    rows: int  # of the source that this block used up, malformed ones included
+    malformed: list[Rejected]
+    share: float | None = None  # of the source's bytes read by now; None where the size is not known
+    nested: dict[str, np.ndarray] = {}  # noqa: RUF012 (never written to): columns to the rows that hold lists or objects
+
+    open: bool = False  # whether other rows may bring other columns, as in JSON lines
+
+    @property
+    def numbers(self) -> np.ndarray:
+        """Source row numbers of the well-formed rows."""
+        out = np.arange(self.first, self.first + self.rows, dtype=np.int64)
+        if not self.malformed:
+            return out
+        return np.delete(out, [rejected.row - self.first for rejected in self.malformed])
+
+
+def cut(block: Block, start: int, stop: int) -> Block:
+    """The part of a block between two source rows, the second not included."""
+    start, stop = max(start, block.first), min(stop, block.first + block.rows)
+    if (start, stop) == (block.first, block.first + block.rows):
+        return block
+    first, last = (int(i) for i in np.searchsorted(block.numbers, (start, stop)))
+    columns = {name: values.slice(first, last - first) for name, values in block.columns.items()}
+    nested = {name: at[(at >= first) & (at < last)] - first for name, at in block.nested.items()}
+    malformed = [rejected for rejected in block.malformed if start <= rejected.row < stop]
+    return Block(columns, start, max(0, stop - start), malformed, block.share, nested, block.open)
+
+
+def shown(text: bytes | str) -> str:
+    """The beginning of a row, for a person; bytes that are no UTF-8 become \ufffd."""
+    if isinstance(text, bytes):
+        text = text[: 4 * SHOWN].decode("utf-8", "replace")
+    return text[:SHOWN]
+
+
+def quoted(name: str) -> str:
+    """A name or a value in a message: on one line and not long."""
+    short = name if len(name) <= 60 else name[:57] + "..."
+    return repr(short)
