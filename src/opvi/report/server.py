@@ -1,0 +1,133 @@
+"""The page live, to browsers on this computer only."""
+
+import errno
+import re
+import threading
+from collections.abc import Callable
+from http.server import BaseHTTPRequestHandler
+from socketserver import ThreadingTCPServer
+from typing import Any, Self
+
+LOOPBACK = "127.0.0.1"
+# Only names of this computer: a foreign site whose name was made to point here must not read the page.
+OWN_NAMES = re.compile(r"(127\.0\.0\.1|localhost)(:\d{1,5})?", re.ASCII | re.IGNORECASE)
+HEADERS = {
+    "Cache-Control": "no-store",
+    "Content-Security-Policy": "frame-ancestors 'none'",
+    "Cross-Origin-Opener-Policy": "same-origin",
+    "Cross-Origin-Resource-Policy": "same-origin",
+    "Referrer-Policy": "no-referrer",
+    "X-Content-Type-Options": "nosniff",
+    "X-Frame-Options": "DENY",
+}
+PATIENCE = 10.0  # seconds for a browser to ask and to read
+
+
+class Server:
+    """A running server: `url` to open, `close()` to end it."""
+
+    def __init__(self, inner: ThreadingTCPServer):
+        self._inner = inner
+        self.port: int = inner.server_address[1]
+        self.url = f"http://{LOOPBACK}:{self.port}/"
+        self._thread = threading.Thread(target=inner.serve_forever, args=(0.1,), name="opvi-report", daemon=True)
+        self._thread.start()
+
+    def close(self) -> None:
+        """Stop answering and free the port; a second time it does nothing."""
+        if self._thread.is_alive():
+            self._inner.shutdown()
+            self._thread.join()
+        self._inner.server_close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: Any) -> None:
+        self.close()
+
+
+class _Inner(ThreadingTCPServer):
+    daemon_threads = True
+    allow_reuse_address = True  # a port that was just given up can be used again at once
+
+    def handle_error(self, *_: Any) -> None:
+        """A browser that hangs up is none of the learner's business."""
+
+
+def serve(make_page: Callable[[], str], port: int = 0) -> Server:
+    """Serve the page at `http://127.0.0.1:PORT/`, from a thread of its own, until `close()`.
+
+    Nothing but this page is served, to nobody but this computer, and an error in making it is shown in its place.
+
+    Args:
+        make_page: makes the page; called in the server's threads, one call at a time, so it must not change what the
+            learner uses.
+        port: 0 takes any that is free.
+    """
+    if isinstance(port, bool) or not isinstance(port, int) or not 0 <= port <= 65535:
+        raise ValueError(f"`port` is {port!r}, but must be a whole number from 0 (any that is free) to 65535.")
+    try:
+        return Server(_Inner((LOOPBACK, port), _handler(make_page)))
+    except OSError as error:
+        if error.errno == errno.EADDRINUSE:
+            why = "another program listens there"
+        elif error.errno == errno.EACCES:
+            why = "this user may not listen there"
+        else:
+            why = f"listening there failed ({error.strerror})"
+        message = f"`port` is {port}, but {why}. Give another one, or 0 for any that is free."
+        raise OSError(error.errno, message) from None
+
+
+def _handler(make_page: Callable[[], str]) -> type[BaseHTTPRequestHandler]:
+    one_at_a_time = threading.Lock()
+
+    class Handler(BaseHTTPRequestHandler):
+        timeout = PATIENCE
+
+        def do_GET(self) -> None:
+            hosts = self.headers.get_all("Host", [])
+            if len(hosts) != 1 or not OWN_NAMES.fullmatch(hosts[0].strip()):
+                return self.answer(421, "This server answers to http://127.0.0.1 and http://localhost only.")
+            if self.path != "/":
+                return self.answer(404, "There is nothing here but the page at /.")
+            try:
+                with one_at_a_time:
+                    made = make_page().encode()
+            except Exception as error:  # whatever it is, the learner goes on
+                words = f"The page could not be made; learning goes on.\n\n{type(error).__name__}: {error}"
+                return self.answer(500, words)
+            self.answer(200, made, "text/html; charset=utf-8")
+
+        def do_HEAD(self) -> None:
+            self.do_GET()
+
+        def answer(self, code: int, body: str | bytes, kind: str = "text/plain; charset=utf-8") -> None:
+            """Send it; plain text, where it is not the page."""
+            sent = body if isinstance(body, bytes) else body.encode(errors="replace")
+            self.send_response(code)
+            for name, value in {**HEADERS, "Content-Type": kind, "Content-Length": str(len(sent))}.items():
+                self.send_header(name, value)
+            if code == 405:
+                self.send_header("Allow", "GET, HEAD")
+            self.send_header("Connection", "close")
+            self.end_headers()
+            if self.command != "HEAD":
+                self.wfile.write(sent)
+
+        def send_error(self, code: int, message: str | None = None, explain: str | None = None) -> None:
+            """What the library itself refuses: a method without a `do_`, a line that is not HTTP."""
+            self.close_connection = True
+            code = 405 if code == 501 else code
+            self.answer(
+                code, "Only GET and HEAD are answered." if code == 405 else "This is not a request for the page."
+            )
+
+        def version_string(self) -> str:
+            return "opvi"
+
+        def log_message(self, *_: Any) -> None:
+            """Quiet: the learner's table is on the screen."""
+
+    return Handler
