@@ -195,9 +195,10 @@ def blocks_for(target: Target, particles: int, memory: float, dtype: Any) -> tup
 def has_gaussian_prior(target: Target) -> bool:
     """Whether the prior is Gaussian with independent parts: with a gradient that is linear and points home."""
     gradient = jax.grad(lambda v: target.log_prior(target.unravel(v)))
-    zero, one, two = (gradient(jnp.full(target.dim, value)) for value in (0.0, 1.0, 2.0))
-    # Correlations show along a direction without a pattern.
-    signs = jax.random.rademacher(jax.random.key(0), (target.dim,), one.dtype)
-    linear = jnp.allclose(two - one, one - zero, rtol=1e-3)
-    apart = jnp.allclose(gradient(signs) - zero, signs * (one - zero), rtol=1e-3)
-    return bool(linear & apart & (zero > one).all())
+    with jax.ensure_compile_time_eval():  # a question about the target alone, also where particles are traced
+        zero, one, two = (gradient(jnp.full(target.dim, value)) for value in (0.0, 1.0, 2.0))
+        # Correlations show along a direction without a pattern.
+        signs = jax.random.rademacher(jax.random.key(0), (target.dim,), one.dtype)
+        linear = jnp.allclose(two - one, one - zero, rtol=1e-3)
+        apart = jnp.allclose(gradient(signs) - zero, signs * (one - zero), rtol=1e-3)
+        return bool(linear & apart & (zero > one).all())

@@ -105,7 +105,7 @@ def as_particles(target: Target, key: Any, particles: Any, *, at_least: int = 1)
         )
     if not jnp.issubdtype(x.dtype, jnp.floating):
         raise TypeError(f"`particles` has dtype {x.dtype}, but must be floating point: `particles.astype(float)`.")
-    if not np.isfinite(x).all():
+    if not isinstance(x, jax.core.Tracer) and not np.isfinite(x).all():  # a traced start has no values yet
         raise ValueError("`particles` holds NaN or infinity; every starting particle must be finite.")
     return x
 

@@ -1,0 +1,188 @@
+"""What a fleet costs: rows a second by sampler, batch size and lanes, beside a loop over models, and over its size."""
+
+import argparse
+import json
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+from threadpoolctl import threadpool_limits
+
+import opvi
+from benchmarks.machine import machine
+from benchmarks.measure import Result, Timing
+
+MODELS, FEATURES, PARTICLES, SEED = 10_000, 9, 20, 0
+TARGET_COST = 5.0  # µs a row: 200,000 rows a second
+WIDE = ("SVGD", "OPVI", "Langevin")  # the others factorise matrices: one lane and one core at a time
+SECONDS = 6.0  # for each line
+LINEAR = opvi.linear_regression(FEATURES)
+SAMPLERS: dict[str, tuple[Any, Any]] = {
+    "SVGD": (opvi.svgd(LINEAR, step=0.01), PARTICLES),
+    "OPVI": (opvi.opvi(LINEAR, step=0.01), PARTICLES),
+    "Langevin": (opvi.langevin(LINEAR, step=0.01), PARTICLES),
+    "linear_ekf, 2 classes": (opvi.linear_ekf(FEATURES, 2), None),
+    "Gauss–Newton": (opvi.gauss_newton(LINEAR), PARTICLES),
+    "gain_one": (opvi.gain_one(LINEAR), PARTICLES),
+    "regressor, hidden=()": (opvi.regressor(FEATURES, hidden=(), particles=PARTICLES), None),
+}
+
+
+def arrivals(name: str, models: int, batch_size: int) -> tuple[np.ndarray, Any]:
+    """A batch for each model, the rows of all in random order."""
+    rng = np.random.default_rng(SEED)
+    X = rng.standard_normal((models * batch_size, FEATURES)).astype(np.float32)
+    y = X.sum(1) + rng.standard_normal(len(X)).astype(np.float32)
+    ids = rng.permutation(np.arange(models).repeat(batch_size))
+    return ids, (X, (y > 0).astype(np.int32) if "classes" in name else y)
+
+
+def fleet(name: str, **settings: Any) -> opvi.Fleet:
+    algorithm, particles = SAMPLERS[name]
+    return opvi.Fleet(algorithm, SEED, particles=particles, **settings)
+
+
+def repeat(call: Callable[[], Any], seconds: float = SECONDS) -> Timing:
+    """The first call compiles and makes the models; then at least 3 more."""
+    times: list[float] = []
+    begin = time.perf_counter()
+    while len(times) < 4 or (time.perf_counter() - begin < seconds and len(times) < 200):
+        start = time.perf_counter()
+        call()
+        times.append(1e3 * (time.perf_counter() - start))
+    return Timing(times[0], times[1:])
+
+
+def learning(name: str, models: int, batch_size: int, target: float | None = None, **settings: Any) -> Result:
+    """Microseconds a row, and how far the particles are from those of the same streams run alone."""
+    made, (ids, data) = fleet(name, batch_size=batch_size, **settings), arrivals(name, models, batch_size)
+    timing = repeat(lambda: made.learn(ids, data))
+    rows = len(ids)
+    cost = 1e3 * timing.median / rows
+    done = 1 + len(timing.repeats)
+    size = sum(leaf.nbytes for leaf in jax.tree.leaves(made.state(0)))
+    extra = {
+        "rows_a_second": 1e6 / cost,
+        "rounds_a_second": 1e6 / cost / batch_size,
+        "difference": max(difference(made, ids, data, done, model) for model in (0, models // 2, models - 1)),
+        "state_bytes": size,
+        "diverged": made.diverged,
+    }
+    about = f"{models:,} models, batch {batch_size}, " + ", ".join(f"{k} {v:,}" for k, v in settings.items())
+    return Result(name, about, cost, "µs a row", target, {"learn": timing}, extra)
+
+
+def difference(made: opvi.Fleet, ids: np.ndarray, data: Any, times: int, model: int) -> float:
+    """Between a model's particles and those of its stream run alone."""
+    mine = jax.tree.map(lambda leaf: leaf[ids == model], data)
+    stream = opvi.stream(mine, made.batch_size, passes=times)
+    state, _ = opvi.run(made.algorithm, stream, made.key(model), state=made.start(model))
+    return float(np.abs(np.asarray(state.particles) - np.asarray(made.state(model).particles)).max())
+
+
+def by_sampler() -> Iterator[Result]:
+    for name in SAMPLERS:
+        for batch_size in (1, 20):
+            for lanes in (1, 64) if name in WIDE else (1,):
+                yield learning(name, MODELS, batch_size, TARGET_COST, lanes=lanes)
+
+
+def by_size() -> Iterator[Result]:
+    for models in (1, 10, 100, 1000, 10_000, 100_000):
+        yield learning("SVGD", models, 20, lanes=1)
+
+
+def beside_a_loop() -> Iterator[Result]:
+    """One call of `learn` beside the compiled step called for each model in turn: the same states."""
+    models, name = 1000, "SVGD"
+    algorithm, _ = SAMPLERS[name]
+    for batch_size in (1, 20):
+        made, (ids, data) = fleet(name, batch_size=batch_size), arrivals(name, models, batch_size)
+        order = np.argsort(ids, kind="stable").reshape(models, batch_size)
+        keys = [made.key(model) for model in range(models)]
+        states = [made.start(model) for model in range(models)]
+        weight = np.ones(batch_size, np.float32)
+
+        def loop(order: Any = order, keys: Any = keys, states: Any = states, data: Any = data, w: Any = weight) -> None:
+            for model, rows in enumerate(order):
+                batch = opvi.Batch(jax.tree.map(lambda leaf, rows=rows: leaf[rows], data), w)
+                states[model], _ = algorithm.step(keys[model], states[model], batch)
+            jax.block_until_ready(states)
+
+        timings = {
+            "fleet": repeat(lambda made=made, ids=ids, data=data: made.learn(ids, data), 3.0),
+            "loop": repeat(loop, 3.0),
+        }
+        value = timings["loop"].median / timings["fleet"].median
+        yield Result("fleet beside a loop", f"{models:,} models, batch {batch_size}", value, "×", None, timings)
+
+
+def on_disk() -> Iterator[Result]:
+    """Every model goes to disk and comes back in each call, and a save and a load of all."""
+    yield learning("SVGD", MODELS, 20, hot=MODELS // 10)
+    made, (ids, data) = fleet("SVGD", batch_size=20), arrivals("SVGD", MODELS, 20)
+    made.learn(ids, data)
+    folder = Path(tempfile.mkdtemp(prefix="opvi-fleet-"))
+    for what, call in (
+        ("save", lambda: made.save(folder)),
+        ("load", lambda: opvi.Fleet.load(folder, made.algorithm)),
+    ):
+        timing = repeat(call, 2.0)
+        size = sum(path.stat().st_size for path in folder.iterdir())
+        cost = 1e3 * timing.median / MODELS
+        yield Result(what, f"{MODELS:,} models", cost, "µs a model", None, {what: timing}, {"bytes": size})
+    for path in folder.iterdir():
+        path.unlink()
+    folder.rmdir()
+
+
+def table(results: list[dict[str, Any]]) -> str:
+    """The samplers' lines, as the documentation shows them."""
+    cells: dict[tuple[str, str], dict[str, str]] = {}
+    for result in results:
+        if "lanes" in result["size"] and result["size"].startswith(f"{MODELS:,}") and result["target"]:
+            _, batch_size, lanes = result["size"].split(", ")
+            extra = result["extra"]
+            row = cells.setdefault((result["what"], batch_size), {})
+            row["bytes"] = f"{extra['state_bytes']:,}"
+            row[lanes] = f"{extra['rows_a_second']:,.0f}"
+            row[f"{lanes} difference"] = f"{extra['difference']:.0e}" if extra["difference"] else "0"
+    lines = [
+        "| sampler | rows a batch | bytes of a state | rows a second | with 64 lanes | difference | with 64 lanes |",
+        "|---|---:|---:|---:|---:|---:|---:|",
+    ]
+    names = ("bytes", "lanes 1", "lanes 64", "lanes 1 difference", "lanes 64 difference")
+    for (what, batch_size), row in cells.items():
+        lines.append(f"| {what} | {batch_size.split()[1]} | " + " | ".join(row.get(name, "–") for name in names) + " |")
+    return "\n".join(lines)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.fleet", description=__doc__)
+    parser.add_argument("--out", type=Path, default=Path("bench-output"), help="folder for fleet.json")
+    folder = parser.parse_args().out
+    folder.mkdir(parents=True, exist_ok=True)
+    threadpool_limits(limits=1)  # several threads are slower for matrices this small
+    about, done = machine("python -m benchmarks.fleet"), []
+    for source in (by_sampler, by_size, beside_a_loop, on_disk):
+        for result in source():
+            done.append({**result.summary(), "timings": {k: _short(t) for k, t in result.timings.items()}})
+            met = {None: "", True: "(met)", False: "(missed)"}[result.met]
+            extra = {key: round(value, 10) for key, value in result.extra.items()}
+            print(f"{result.what:24s} {result.size:40s} {result.value:9.3g} {result.unit} {met} {extra}", flush=True)
+    print(table(done))
+    report = {"machine": about, "results": done}
+    (folder / "fleet.json").write_text(json.dumps(report, indent=1, ensure_ascii=False) + "\n")
+
+
+def _short(timing: Timing) -> dict[str, Any]:
+    """Without the repeats."""
+    return {name: value for name, value in timing.summary().items() if name != "repeats"}
+
+
+if __name__ == "__main__":
+    main()
