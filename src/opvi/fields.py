@@ -17,8 +17,9 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from opvi.kernels import PRECISION, Bandwidth, Kernel, centred, median, rbf, squared_distances
+from opvi.kernels import PRECISION, Bandwidth, Kernel, median, nearly_centred, rbf, squared_distances
 from opvi.pairwise import pair_sums
+from opvi.sharding import is_spread, ring
 from opvi.types import Array, Field, FieldValue, Particles, Scores
 
 LARGEST_DENSE = 4096  # particles; above this the n² matrices are worked through in blocks
@@ -44,40 +45,47 @@ class _Pairs:
     """All-pairs products for one set of particles, under one kernel, bandwidth and block size."""
 
     def __init__(self, x: Particles, kernel: Kernel, h: Array, block: int | None, precision: lax.PrecisionLike):
-        self.x = centred(x)
+        self.x = nearly_centred(x)
         self.kernel, self.h, self.precision = kernel, h, precision
         n = len(x)
         self.block = block or (n if n <= LARGEST_DENSE else DEFAULT_BLOCK)
+        self.spread = is_spread(n)  # over devices: the sums then go around a ring
         # Whoever asks for a block size or a precision gets just that.
-        usual = block is None and precision is PRECISION and x.dtype == jnp.float32
+        usual = block is None and precision is PRECISION and x.dtype == jnp.float32 and not self.spread
         self.fused = usual and n > LARGEST_DENSE and kernel.height is not None
 
     def product(self, a: Array, b: Array) -> Array:
         return jnp.matmul(a, b, precision=self.precision)
 
-    def gram(self, rows: Particles) -> tuple[Array, Array]:
-        """K and S for a block of rows against all particles."""
-        r = squared_distances(rows, self.x, self.precision)
+    def gram(self, rows: Particles, others: Particles) -> tuple[Array, Array]:
+        """K and S for a block of rows against others."""
+        r = squared_distances(rows, others, self.precision)
         d = self.x.shape[1]
         return self.kernel.value(r, self.h, d), self.kernel.slope(r, self.h, d)
 
-    def push(self, slope: Array, rows: Particles) -> Array:
-        r"""$2[(Sx)_i - (S1)_i x_i]$ for a block of rows."""
+    def push(self, slope: Array, rows: Particles, others: Particles) -> Array:
+        r"""$2[(Sx)_i - (S1)_i x_i]$ for a block of rows, summed over others."""
         slope = 2 * slope
-        return self.product(slope, self.x) - slope.sum(1, keepdims=True) * rows
+        return self.product(slope, others) - slope.sum(1, keepdims=True) * rows
 
-    def map(self, function: Callable[[Any], Any], rows: Any) -> Any:
-        return _over_rows(function, rows, self.block)
+    def total(self, function: Callable[[Any, Any], Any], rows: Any, others: Any) -> Any:
+        """A function of blocks of rows and of all others, which is a sum over the others."""
+
+        def blocks(rows: Any, others: Any) -> Any:
+            return _over_rows(lambda block: function(block, others), rows, self.block)
+
+        return ring(blocks, rows, others) if self.spread else blocks(rows, others)
 
     def sums(self, columns: Array, factor: float = 1.0) -> tuple[Array, Array]:
         r"""$(K c)_i$ and $\sum_j \nabla_{x_j} K(x_j, x_i)$, both times a factor, in one pass over all pairs."""
 
-        def rows(x: Particles) -> tuple[Array, Array]:
-            gram, slope = self.gram(x)
-            return self.product(gram * factor, columns), self.push(slope * factor, x)
+        def both(x: Particles, others: tuple[Particles, Array]) -> tuple[Array, Array]:
+            y, c = others
+            gram, slope = self.gram(x, y)
+            return self.product(gram * factor, c), self.push(slope * factor, x, y)
 
         def tiled(x: Particles, columns: Array, h: Array) -> tuple[Array, Array]:
-            return self.map(rows, self.x)
+            return self.total(both, self.x, (self.x, columns))
 
         def on_gpu(x: Particles, columns: Array, h: Array) -> tuple[Array, Array]:
             height = self.kernel.height(h, x.shape[1])  # type: ignore[misc]  # `fused` has asked
@@ -85,7 +93,7 @@ class _Pairs:
             return weighted, push
 
         if not self.fused:
-            return self.map(rows, self.x)
+            return tiled(self.x, columns, self.h)
         return lax.platform_dependent(self.x, columns, self.h, cuda=on_gpu, default=tiled)
 
 
@@ -169,14 +177,14 @@ def blob(
     """
 
     def compute(pairs: _Pairs, scores: Scores) -> tuple[Array, Array]:
-        mass = pairs.map(lambda x: pairs.gram(x)[0].sum(1), pairs.x)
+        mass = pairs.total(lambda x, y: pairs.gram(x, y)[0].sum(1), pairs.x, pairs.x)
 
-        def rows(block: tuple[Particles, Array]) -> Array:
-            x, own = block
-            _, slope = pairs.gram(x)
-            return pairs.push(slope, x) / own[:, None] + pairs.push(slope / mass[None, :], x)
+        def both(rows: tuple[Particles, Array], others: tuple[Particles, Array]) -> Array:
+            (x, own), (y, theirs) = rows, others
+            _, slope = pairs.gram(x, y)
+            return pairs.push(slope, x, y) / own[:, None] + pairs.push(slope / theirs[None, :], x, y)
 
-        return scores, pairs.map(rows, (pairs.x, mass))
+        return scores, pairs.total(both, (pairs.x, mass), (pairs.x, mass))
 
     return _field(compute, kernel, bandwidth, block, precision)
 
@@ -217,21 +225,23 @@ def gfsf(
 
     $$u_i = s_i, \qquad r = (K + \epsilon\, k(0)\, I)^{-1} b, \qquad b_k = \sum_j \nabla_{x_j} K(x_j, x_k)$$
 
-    with $\epsilon = 0.01$. The blocked form solves by conjugate gradients instead of a factorisation.
+    with $\epsilon = 0.01$. In blocks, and over several devices, it is solved by conjugate gradients instead of a
+    factorisation.
 
     The arguments are those of `svgd`.
     """
 
     def compute(pairs: _Pairs, scores: Scores) -> tuple[Array, Array]:
-        b = pairs.map(lambda x: pairs.push(pairs.gram(x)[1], x), pairs.x)
+        b = pairs.total(lambda x, y: pairs.push(pairs.gram(x, y)[1], x, y), pairs.x, pairs.x)
         n, dtype = len(pairs.x), pairs.x.dtype
         ridge = GFSF_RIDGE * pairs.kernel.value(jnp.zeros((), dtype), pairs.h, pairs.x.shape[1])
-        if pairs.block >= n:
-            gram = pairs.gram(pairs.x)[0] + ridge * jnp.eye(n, dtype=dtype)
+        if pairs.block >= n and not pairs.spread:
+            gram = pairs.gram(pairs.x, pairs.x)[0] + ridge * jnp.eye(n, dtype=dtype)
             return scores, _solve(gram, b, pairs.product)
 
         def multiply(v: Array) -> Array:
-            return pairs.map(lambda x: pairs.product(pairs.gram(x)[0], v), pairs.x) + ridge * v
+            products = pairs.total(lambda x, o: pairs.product(pairs.gram(x, o[0])[0], o[1]), pairs.x, (pairs.x, v))
+            return products + ridge * v
 
         tolerance = 10 * float(jnp.finfo(dtype).eps)
         solution, _ = jax.scipy.sparse.linalg.cg(multiply, b, tol=tolerance, maxiter=2000)

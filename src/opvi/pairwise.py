@@ -10,8 +10,7 @@ such pieces where dimensions are many. All keep about single precision: near a f
 drift and repulsion cancel, that is what is left of the digits, so
 
 - sums are taken in parts (of a tile, or of a few dozen rows), and the parts added with compensation, since in one long
-  sum the many tiny terms would be lost against it; where dimensions are few (and particles may be very many) the sums
-  are kept as pairs, high and low, and rounded once, at the end;
+  sum the many tiny terms would be lost against it;
 - a particle's own term, 1 among numbers around 1/n, is added at the end;
 - differences are taken of the same rounded coordinates that the kernel saw.
 """
@@ -33,7 +32,7 @@ LARGEST_CUT = 16
 UNROLLED, PART = 8, 64  # particles a loop's turn, and added up before they join the sum
 THREAD_ROWS = 512  # a block's rows in the first form
 COMPENSATED = 32  # columns up to which the tiles' sums are compensated; beyond, registers run out and errors are small
-CHUNK, CHUNK_ENTRIES = 16_384, 1 << 28  # the last form's tiles: columns, and entries of a tile
+CHUNK, CHUNK_ENTRIES = 16_384, 1 << 27  # the last form's tiles: columns, and entries of a tile
 TWICE_LOG_TWO = (1.38623046875, 6.389617919921875e-05, -3.809308424251867e-09)  # 12 bits, 12 bits, the rest
 FAR = 1e18  # where padding stands: its kernel with any particle is 0
 
@@ -59,38 +58,17 @@ def pair_sums(
     """
     scale = jnp.sqrt(math.log2(math.e) / h)  # K is then 2^-|y_i - y_j|²
     y = x * scale
-    common = jnp.asarray(factor, jnp.float32), jnp.zeros((), jnp.float32)
     if x.shape[1] <= FEW and columns.shape[1] <= FEW:
         weighted, push = _by_differences(y, columns, interpret)
+    elif x.shape[1] < MANY:
+        weighted, push = _by_tiles(y, columns, interpret)
     else:
-        form = functools.partial(_by_tiles, interpret=interpret) if x.shape[1] < MANY else _by_products
-        weighted, push = ((sums, jnp.zeros((), jnp.float32)) for sums in form(y, columns))
-    weighted, push = _times(weighted, common), _times(push, _times(_twice_log_two(scale), common))
-    return PairSums(weighted[0] + weighted[1], push[0] + push[1])
+        weighted, push = _by_products(y, columns)
+    high, low = _twice_log_two(scale)
+    return PairSums(weighted * factor, (push * high + push * low) * factor)
 
 
-Pair = tuple[Array, Array]  # a number as the sum of a high and a low one: twice the digits
-
-
-def _times(a: Pair, b: Pair) -> Pair:
-    """The product of two pairs."""
-    coarse = [lax.reduce_precision(high, exponent_bits=8, mantissa_bits=11) for high in (a[0], b[0])]
-    rest = [a[0] - coarse[0], b[0] - coarse[1]]
-    product = a[0] * b[0]
-    # Products of 12 bits each are exact, and so is the first difference.
-    error = ((coarse[0] * coarse[1] - product) + (coarse[0] * rest[1] + rest[0] * coarse[1])) + rest[0] * rest[1]
-    return product, error + (a[0] * b[1] + a[1] * b[0])
-
-
-def _plus(a: Pair, b: Pair) -> Pair:
-    """The sum of two pairs."""
-    total = a[0] + b[0]
-    of_b = total - a[0]
-    error = (a[0] - (total - of_b)) + (b[0] - of_b)
-    return total, error + (a[1] + b[1])
-
-
-def _twice_log_two(scale: Scalar) -> Pair:
+def _twice_log_two(scale: Scalar) -> tuple[Array, Array]:
     r"""$2 \ln 2 \cdot$ scale, which is $2 / (h \cdot \mathrm{scale})$, as a sum of two numbers.
 
     Rounded to one, it would multiply all of the repulsion by a factor a little off from the one that the kernel saw,
@@ -152,7 +130,7 @@ def _padded(a: Array, n: int, value: float = 0.0) -> Array:
     return jnp.pad(a, ((0, n - len(a)), *((0, 0),) * (a.ndim - 1)), constant_values=value)
 
 
-def _by_differences(y: Particles, columns: Array, interpret: bool) -> tuple[Pair, Pair]:
+def _by_differences(y: Particles, columns: Array, interpret: bool) -> tuple[Array, Array]:
     """A thread owns some particles and goes through all others: nothing is exchanged between threads."""
     from jax.experimental import pallas as pl
 
@@ -191,8 +169,7 @@ def _by_differences(y: Particles, columns: Array, interpret: bool) -> tuple[Pair
 
         total, lost = lax.fori_loop(0, each // PART, part, (zero, zero))
         for k in range(m + d):
-            out_ref[0, k, :] = total[k]
-            out_ref[0, m + d + k, :] = lost[k]
+            out_ref[0, k, :] = total[k] - lost[k]
 
     out = _pallas(
         kernel,
@@ -204,12 +181,11 @@ def _by_differences(y: Particles, columns: Array, interpret: bool) -> tuple[Pair
             pl.BlockSpec((d, THREAD_ROWS), lambda i, c: (0, i)),
             pl.BlockSpec((d + m, room), lambda i, c: (0, 0)),
         ],
-        out_specs=pl.BlockSpec((1, 2 * (m + d), THREAD_ROWS), lambda i, c: (c, 0, i)),
-        out_shape=jax.ShapeDtypeStruct((cuts, 2 * (m + d), room), jnp.float32),
+        out_specs=pl.BlockSpec((1, m + d, THREAD_ROWS), lambda i, c: (c, 0, i)),
+        out_shape=jax.ShapeDtypeStruct((cuts, m + d, room), jnp.float32),
     )(y, others)
-    high, low = functools.reduce(_plus, ((part[: m + d], -part[m + d :]) for part in out))
-    high, low = high.T[:n], low.T[:n]
-    return (high[:, :m], low[:, :m]), (high[:, m:], low[:, m:])
+    sums = out.sum(0).T[:n]
+    return sums[:, :m], sums[:, m:]
 
 
 def pieces(a: Array, count: int) -> list[Array]:
