@@ -56,7 +56,7 @@ clean:
 	@touch $@
 
 .stamps/test: .stamps/venv pyproject.toml
-	@$(install) --editable '.[plots,cli,sklearn,river,numpyro,arviz]' --group test
+	@$(install) --editable '.[plots,cli,sklearn,river,numpyro,arviz,distributed]' --group test
 	@touch $@
 
 .stamps/lint: .stamps/venv pyproject.toml

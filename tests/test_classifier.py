@@ -158,10 +158,10 @@ def test_single_rows_learn_like_batches(simple):
 
 def test_resumed_equals_uninterrupted_and_sizes_compile_few_times(simple):
     stream = opvi.stream(rows_of(7, 400), opvi.power(0.8), rounds=30)
-    before = opvi.inference._advance._cache_size()
+    before = opvi.inference.advance._cache_size()
     whole, _ = opvi.run(simple, stream, KEY, state=simple.init(KEY))
     buckets = {len(batch.weight) for batch in stream}
-    assert opvi.inference._advance._cache_size() - before <= len(buckets) <= 5
+    assert opvi.inference.advance._cache_size() - before <= len(buckets) <= 5
     half, _ = opvi.run(simple, stream, KEY, state=simple.init(KEY), rounds=11)
     resumed, _ = opvi.run(simple, stream.after(half.round), KEY, state=half)
     assert same(whole, resumed)

@@ -35,7 +35,7 @@ def run(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Any:
     """The command on a fake experiment; gives its exit status."""
 
     def call(experiment: results.Experiment, *more: str, out: Path = tmp_path) -> int:
-        monkeypatch.setattr(cli, "_build", lambda name, options: experiment)
+        monkeypatch.setattr(cli.experiments, "_build", lambda name, options: experiment)
         return cli.main(["reproduce", "synthetic", "--out", str(out), *more])
 
     return call

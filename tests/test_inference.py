@@ -78,15 +78,15 @@ def test_five_hundred_growing_rounds_compile_a_few_times(mixture_rows):
 
     target = opvi.target(base.log_prior, log_likelihood, base.init)
     algorithm = opvi.opvi(target, step=0.01)
-    before = inference._advance._cache_size()
+    before = inference.advance._cache_size()
     stream = opvi.stream(mixture_rows, opvi.power(0.55))
     _, history = opvi.run(algorithm, stream, KEY, particles=5)
-    compiled = inference._advance._cache_size() - before
+    compiled = inference.advance._cache_size() - before
     assert len(history.round) == 500
     assert compiled == 3 <= 7  # buckets of 8, 16 and 32 rows
     assert set(traces) == {(8,), (16,), (32,)}
     opvi.run(algorithm, stream, jax.random.key(1), particles=5)  # another seed compiles nothing
-    assert inference._advance._cache_size() - before == compiled
+    assert inference.advance._cache_size() - before == compiled
 
 
 def test_history_is_arrays_one_entry_a_round(sampler, growing):

@@ -4,6 +4,7 @@ from importlib import import_module
 from importlib.metadata import version
 from typing import TYPE_CHECKING, Any
 
+from opvi import distributed as distributed
 from opvi import fields as fields
 from opvi import kernels as kernels
 from opvi import metrics as metrics
@@ -31,12 +32,14 @@ from opvi.algorithms import svgd as svgd
 from opvi.algorithms import wag as wag
 from opvi.algorithms import wnes as wnes
 from opvi.checkpoint import CheckpointError as CheckpointError
+from opvi.checkpoint import Checkpoints as Checkpoints
 from opvi.checkpoint import load as load
 from opvi.checkpoint import save as save
 from opvi.distributions import Bernoulli as Bernoulli
 from opvi.distributions import Categorical as Categorical
 from opvi.distributions import Normal as Normal
 from opvi.distributions import StudentT as StudentT
+from opvi.fleet import Fleet as Fleet
 from opvi.inference import Chunk as Chunk
 from opvi.inference import Compared as Compared
 from opvi.inference import History as History
@@ -48,6 +51,9 @@ from opvi.schedules import decaying as decaying
 from opvi.schedules import power as power
 from opvi.schedules import saturating as saturating
 from opvi.schedules import static as static
+from opvi.sharding import mesh as mesh
+from opvi.sharding import place as place
+from opvi.sharding import sharded as sharded
 from opvi.stream import Stream as Stream
 from opvi.stream import batch as batch
 from opvi.stream import stream as stream

@@ -1,10 +1,13 @@
 r"""Saving and loading: one file, written whole or not at all, checked when read, and never executed.
 
+`Checkpoints` keeps the last few of a run in a folder, and lets one process at a time write there.
+
 A file is a line that names the format and its version, a checksum of all the rest, a description of the tree as
 JSON, and the arrays' bytes. Loading builds arrays, plain containers and the state classes of opvi and optax, and
 nothing else.
 """
 
+import fcntl
 import hashlib
 import json
 import math
@@ -13,7 +16,8 @@ import struct
 import tempfile
 from importlib import import_module
 from pathlib import Path
-from typing import Any
+from types import TracebackType
+from typing import Any, Self
 
 import jax
 import jax.numpy as jnp
@@ -23,6 +27,7 @@ MAGIC, VERSION = b"opvi checkpoint\n", 1
 HEADER = struct.Struct("<16sI32sQ")  # the magic, the version, SHA-256 of what follows, length of the description
 TRUSTED = ("opvi", "optax")  # packages whose NamedTuples may stand in a file
 LARGEST_DESCRIPTION = 1 << 28  # bytes
+ENDING, DAMAGED = ".opvi", ".damaged"
 
 
 class CheckpointError(ValueError):
@@ -47,7 +52,7 @@ def save(path: str | Path, tree: Any) -> Path:
     for part in parts:
         digest.update(part)
     header = HEADER.pack(MAGIC, VERSION, digest.digest(), len(description))
-    _write(path, [header, *parts])
+    write_whole(path, [header, *parts])
     return path
 
 
@@ -80,8 +85,83 @@ def load(path: str | Path) -> Any:
     return tree
 
 
-def _write(path: Path, parts: list[bytes]) -> None:
-    """All of it, or nothing."""
+class LockedError(RuntimeError):
+    """Another process writes to this folder."""
+
+
+class Checkpoints:
+    """The last few checkpoints of one run, in a folder of their own.
+
+    `with Checkpoints(folder) as kept:` makes the folder and locks it against other writers until the block, or the
+    process, ends. Reading (`newest`) needs no lock.
+
+    Args:
+        folder: only checkpoints belong there.
+        keep: how many of the last ones stay. A damaged one falls back to the one before it.
+    """
+
+    def __init__(self, folder: str | Path, keep: int = 3):
+        if keep < 1:
+            raise ValueError(f"`keep` is {keep}, but at least 1 checkpoint must stay.")
+        self.folder, self.keep = Path(folder), keep
+        self.damaged: list[str] = []  # what `newest` passed over, and why
+        self._lock: int | None = None
+
+    def __enter__(self) -> Self:
+        self.folder.mkdir(parents=True, exist_ok=True)
+        lock = os.open(self.folder / "lock", os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o644)
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)  # the system opens it again when the process ends
+        except OSError:
+            owner = os.read(lock, 20).decode(errors="replace").strip()
+            os.close(lock)
+            raise LockedError(
+                f"{self.folder} is being written to by process {owner or '(unknown)'}. Wait for it, stop it, or choose "
+                "another folder."
+            ) from None
+        os.ftruncate(lock, 0)
+        os.write(lock, str(os.getpid()).encode())
+        self._lock = lock
+        return self
+
+    def __exit__(self, kind: type | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        if self._lock is not None:
+            os.close(self._lock)
+            self._lock = None
+
+    def save(self, number: int, tree: Any) -> Path:
+        """Save under a number that grows, such as the rounds done; older ones beyond `keep` are deleted."""
+        path = save(self.folder / f"{number:015d}{ENDING}", tree)
+        old = self._paths()[self.keep :]
+        for other in [*old, *self.folder.glob(".*.part")]:  # parts: of a process killed while it wrote
+            other.unlink(missing_ok=True)
+        return path
+
+    def newest(self) -> Any:
+        """The newest checkpoint that is whole, or None if there is none; what was passed over is in `damaged`.
+
+        Whoever holds the lock sets damaged files aside under another name.
+        """
+        for path in self._paths():
+            try:
+                if path.is_symlink():
+                    raise CheckpointError(f"{path} is a link, but a run's files must lie in its own folder.")
+                return load(path)
+            except FileNotFoundError:  # a running process has deleted it since
+                return self.newest()
+            except (CheckpointError, OSError) as error:
+                self.damaged.append(str(error))
+                if self._lock is not None:
+                    path.rename(path.with_suffix(DAMAGED))
+        return None
+
+    def _paths(self) -> list[Path]:
+        """The newest first."""
+        return sorted(self.folder.glob(f"[0-9]*{ENDING}"), reverse=True)
+
+
+def write_whole(path: Path, parts: list[bytes]) -> None:
+    """A file with all of these parts, or none: nothing is there before all of it is."""
     if not path.parent.is_dir():
         raise FileNotFoundError(f"{path.parent} is no folder, so nothing was saved. Make it first: `mkdir`.")
     handle, temporary = tempfile.mkstemp(prefix=f".{path.name}.", suffix=".part", dir=path.parent)

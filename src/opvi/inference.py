@@ -3,23 +3,29 @@
 import itertools
 import math
 import time
+import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import ExitStack
 from functools import partial
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
+from opvi.checkpoint import Checkpoints
 from opvi.progress import Progress
 from opvi.schedules import BatchRule, within_budget
-from opvi.stream import row_count
+from opvi.stream import Stream, row_count
 from opvi.stream import stream as make_stream
 from opvi.types import Algorithm, Array, Batch, Data, DivergedError, Key, Tracker, as_key
 
 CHUNK_BYTES = 1 << 24  # of batches and of recorded values held at once
 CHUNK_ROUNDS = 512
 PARTICLES = 100  # drawn if the caller does not say how many
+SAVE_EVERY = 30.0  # seconds
+LARGEST_SHARE = 1 / 30  # of the time that may go into saving
 
 
 class Chunk(NamedTuple):
@@ -57,7 +63,7 @@ def _round(
 
 
 @partial(jax.jit, static_argnums=(0, 1, 2))
-def _advance(
+def advance(
     step: Callable[..., Any],
     record: Record | None,
     watchers: tuple[Watcher, ...],
@@ -93,6 +99,8 @@ def run(
     callbacks: Mapping[str, Callback] | None = None,
     every: int | None = None,
     progress: bool | str = False,
+    checkpoint: str | Path | None = None,
+    save_every: float = SAVE_EVERY,
 ) -> tuple[Any, History]:
     """Run a sampler over a stream. Returns its state and the history.
 
@@ -106,7 +114,7 @@ def run(
         particles: what `algorithm.init` takes: how many to draw, or the particles themselves. 100 if not given,
             or as many as a tracker recommends.
         state: where to go on from, instead of new particles.
-        rounds: stop after this many more rounds.
+        rounds: stop after this many more rounds; with `checkpoint`, after this many since the run began.
         record: a pure function of `(state, info, batch)`, compiled into the loop; what it returns is kept
             for every round.
         callbacks: name -> function of a `Chunk`, called on the host between chunks; what it returns (an
@@ -115,46 +123,136 @@ def run(
             round: its chunk's `record` is that method's, and it returns one entry a round, e.g. `opvi.regret.watch`.
         every: call them every so many rounds. By default chunks are as long as memory likes.
         progress: draw a progress bar on standard error; a text is its label.
+        checkpoint: a folder for the run's checkpoints. The same call again, with the stream from its beginning, goes
+            on from the last good one; batches learnt before are passed over, and the history tells of the others.
+        save_every: seconds between checkpoints, at least. One more is saved when the run ends, also by an error.
     """
     key = as_key(key)
     for name, value in (("rounds", rounds), ("every", every)):
         if value is not None and value < 1:
             raise ValueError(f"`{name}` is {value}, but must be at least 1, or None.")
-    if state is None:
-        usual = () if isinstance(algorithm, Tracker) else (PARTICLES,)
-        state = algorithm.init(key, *(usual if particles is None else (particles,)))
-    source = _first(stream, rounds)
-    head = next(source, None)
-    if head is None:
-        raise ValueError("the stream is empty: it gave no batch, but a run needs at least one.")
+    with ExitStack() as stack:
+        saver = None if checkpoint is None else Saver(stack.enter_context(Checkpoints(checkpoint)), save_every)
+        resumed = saver is not None and saver.resumed(key, stream, rounds)
+        if resumed:
+            state, stream, rounds = resumed
+        elif state is None:
+            usual = () if isinstance(algorithm, Tracker) else (PARTICLES,)
+            state = algorithm.init(key, *(usual if particles is None else (particles,)))
+        source = _first(stream, rounds)
+        head = next(source, None)
+        if head is None and resumed:  # all of it was learnt before
+            return state, History(np.arange(0), None, None, {}, 0.0)
+        if head is None:
+            raise ValueError("the stream is empty: it gave no batch, but a run needs at least one.")
+        last = getattr(stream, "rounds", None)
+        if rounds is not None:
+            last = min(last or math.inf, int(state.round) + rounds)
+        label = progress if isinstance(progress, str) else "learning"
+        bar = stack.enter_context(Progress(label, int(state.round), last, bool(progress)))
+        place = getattr(stream, "place", lambda batches: batches)  # where rows come from several processes
+        return _over(algorithm.step, key, state, head, source, place, record, callbacks or {}, every, bar, saver)
+
+
+def _over(
+    step: Callable[..., Any],
+    key: Key,
+    state: Any,
+    head: Batch,
+    source: Iterator[Batch],
+    place: Callable[[Batch], Batch],
+    record: Record | None,
+    callbacks: Mapping[str, Callback],
+    every: int | None,
+    bar: Progress,
+    saver: "Saver | None",
+) -> tuple[Any, History]:
+    """The loop of `run`: the batch `head`, then those of the source."""
     if not isinstance(head, Batch):
         raise TypeError(
             f"`stream` yields a {type(head).__name__}, but a run takes batches. Make them from arrays or an iterator: "
             "`opvi.stream((X, y), batch_size=20)`."
         )
-    watchers = {name: callback.record for name, callback in (callbacks or {}).items() if hasattr(callback, "record")}
-    loop = (algorithm.step, record, tuple(watchers.values()), key)
+    watchers = {name: callback.record for name, callback in callbacks.items() if hasattr(callback, "record")}
+    loop = (step, record, tuple(watchers.values()), key)
     kept = _bytes(jax.eval_shape(partial(_round, *loop), state, head)[1]) if record or watchers else 0
 
     def room(batch: Batch) -> int:
         """Rounds of this shape that are held at once."""
         return max(1, min(CHUNK_ROUNDS, every or CHUNK_ROUNDS, CHUNK_BYTES // max(_bytes(batch), kept, 1)))
 
-    log = _Log(int(state.round), callbacks or {}, every)
+    log = _Log(int(state.round), callbacks, every)
     first_rows = int(state.rows)
-    last = getattr(stream, "rounds", None)
-    if rounds is not None:
-        last = min(last or math.inf, log.first + rounds)
-    label = progress if isinstance(progress, str) else "learning"
-    with Progress(label, log.first, last, bool(progress)) as bar:
+    try:
         for chunk in _chunks(itertools.chain([head], source), room, log.first, every):
-            stacked = _stack(chunk, room(chunk[0]), state.particles.dtype)
-            state, out = _advance(*loop, state, stacked, jnp.int32(len(chunk)))
+            stacked = place(_stack(chunk, room(chunk[0]), state.particles.dtype))
+            state, out = advance(*loop, state, stacked, jnp.int32(len(chunk)))
             info, recorded, watched = _on_host(out, len(chunk))
             log.add(state, info, recorded, chunk, dict(zip(watchers, watched, strict=True)))
             bar.update(log.done, int(info.rows[-1]), int(info.rows[-1]) - first_rows)
+            if saver and saver.due():
+                saver.save(state)
+    finally:
+        if saver:
+            saver.save(state)
     log.flush()
     return state, log.history()
+
+
+class Saver:
+    """Saves a run's state now and then, and finds it again."""
+
+    def __init__(self, kept: Checkpoints, every: float):
+        if not every >= 0:
+            raise ValueError(f"`save_every` is {every}, but must be a number of seconds of at least 0.")
+        self.kept, self.every = kept, every
+        self.key: Any = None
+        self.saved = -1  # the round of the last one
+        self.at, self.took = time.perf_counter(), 0.0
+
+    def due(self) -> bool:
+        """Whether the last one lies long enough back, also for what it cost."""
+        return time.perf_counter() - self.at >= max(self.every, self.took / LARGEST_SHARE)
+
+    def save(self, state: Any) -> None:
+        """Save, unless this round was saved already."""
+        if int(state.round) == self.saved:
+            return
+        start = time.perf_counter()
+        self.kept.save(int(state.round), {"state": state, "key": self.key})
+        self.saved, self.at = int(state.round), time.perf_counter()
+        self.took = self.at - start
+
+    def resumed(self, key: Key, stream: Iterable[Batch], rounds: int | None) -> tuple[Any, Iterable[Batch], Any] | None:
+        """The state, the rest of the stream and of the rounds; or None if nothing was saved yet."""
+        self.key = key
+        found = self.kept.newest()
+        for message in self.kept.damaged:
+            warnings.warn(f"{message} Passed over.", RuntimeWarning, stacklevel=3)
+        if found is None:
+            return None
+        if not isinstance(found, dict) or set(found) != {"state", "key"}:
+            raise ValueError(f"{self.kept.folder} holds checkpoints of something else. Choose another folder.")
+        if not np.array_equal(jax.random.key_data(found["key"]), jax.random.key_data(key)):
+            raise ValueError(
+                f"{self.kept.folder} holds a run with another key, which this call would mix up with its own. Give the "
+                "same key, or choose another folder."
+            )
+        state = found["state"]
+        done = self.saved = int(state.round)
+        if rounds is not None:
+            rounds = max(0, rounds - done)
+        if isinstance(stream, Stream) and stream.is_of_arrays:
+            return state, stream.after(done), rounds
+        return state, _without(stream, done), rounds
+
+
+def _without(batches: Iterable[Batch], count: int) -> Iterator[Batch]:
+    """The batches after the first `count`."""
+    source = iter(batches)
+    for _ in itertools.islice(source, count):
+        pass
+    return source
 
 
 def _first(batches: Iterable[Batch], rounds: int | None) -> Iterator[Batch]:

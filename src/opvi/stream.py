@@ -170,6 +170,11 @@ class Stream:
             rows = row_count(data)
             yield batch(data, pad_to=self._rule.bucket(rows) if self._rule else rows)
 
+    @property
+    def is_of_arrays(self) -> bool:
+        """Whether any round of it can be gone to; an iterator's come once."""
+        return isinstance(self._source, _ArraySource)
+
     def after(self, rounds: int) -> "Stream":
         """The rest of the stream once `rounds` rounds are done: `stream.after(state.round)` resumes a run."""
         return Stream(self._source, self._rule, self.rounds, int(rounds), self._skipped)

@@ -1,31 +1,17 @@
-"""The command line: `opvi reproduce …`, `opvi measure …` and `opvi regret …`."""
+"""`opvi reproduce …`, `opvi measure …` and `opvi regret …`."""
 
 import argparse
 import shlex
 import sys
-from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
+
+from opvi.cli.common import CommandError, above_zero, need_rich, one_blas_thread, positive
 
 MODES = ("text", "authors", "best")
 EXPERIMENTS = ("synthetic", "kin8nm", "mnist")
 TABLES = ("mixture", "posteriordb", "regression", "classification")
 REGRETS = ("linear", "logistic", "errors", "posterior")
-INTERRUPTED = 130  # what a shell reports for a command stopped by Ctrl-C
-
-
-class CommandError(Exception):
-    """Something the user can put right; its message says how."""
-
-
-def parser() -> argparse.ArgumentParser:
-    """All subcommands. Each sets `handler`, a function of the options that returns the exit status."""
-    out = argparse.ArgumentParser(prog="opvi", description="Online Bayesian inference with particles.")
-    out.add_argument("--version", action="store_true", help="print the version and end")
-    commands = out.add_subparsers(title="commands", metavar="COMMAND")
-    for add in SUBCOMMANDS:
-        add(commands)
-    return out
 
 
 def add_reproduce(commands: Any) -> None:
@@ -43,11 +29,11 @@ def add_reproduce(commands: Any) -> None:
         help="text (default): the paper's words, and our best; authors: what their code did; best: our best alone",
     )
     command.add_argument(
-        "--seeds", "--splits", dest="repeats", type=_positive, metavar="N", help="repeats of every row of the table"
+        "--seeds", "--splits", dest="repeats", type=positive, metavar="N", help="repeats of every row of the table"
     )
     command.add_argument(
         "--variance",
-        type=_variance,
+        type=above_zero,
         default=2.0,
         metavar="V",
         help="synthetic: σ_x², 2 in the authors' code, 4 in the text",
@@ -65,9 +51,7 @@ def add_measure(commands: Any) -> None:
         "posteriordb), and how well they predict real data in one pass (regression, classification).",
     )
     command.add_argument("table", choices=(*TABLES, "all"))
-    command.add_argument(
-        "--seeds", "--splits", dest="repeats", type=_positive, metavar="N", help="repeats of every row"
-    )
+    command.add_argument("--seeds", "--splits", dest="repeats", type=positive, metavar="N", help="repeats of every row")
     _add_output(command)
     command.set_defaults(handler=measure)
 
@@ -82,19 +66,17 @@ def add_regret(commands: Any) -> None:
         "stream, what batch-size rules cost in rows and leave in gradient error.",
     )
     command.add_argument("part", nargs="?", default="all", choices=(*REGRETS, "design", "all"))
-    command.add_argument("--seeds", dest="repeats", type=_positive, metavar="N", help="repeats of every row")
-    command.add_argument("--rounds", type=_positive, default=1000, metavar="T", help="design: rounds (default: 1000)")
+    command.add_argument("--seeds", dest="repeats", type=positive, metavar="N", help="repeats of every row")
+    command.add_argument("--rounds", type=positive, default=1000, metavar="T", help="design: rounds (default: 1000)")
     command.add_argument(
-        "--spread", type=_variance, default=1.0, metavar="Λ", help="design: root of the variance of a row's gradient"
+        "--spread", type=above_zero, default=1.0, metavar="Λ", help="design: root of the variance of a row's gradient"
     )
     command.add_argument(
-        "--rho", type=_variance, nargs="+", default=[0.25, 0.55, 0.75, 1.0], metavar="ρ", help="design: batches ⌈t^ρ⌉"
+        "--rho", type=above_zero, nargs="+", default=[0.25, 0.55, 0.75, 1.0], metavar="ρ", help="design: batches ⌈t^ρ⌉"
     )
+    command.add_argument("--batch", type=positive, default=20, metavar="B", help="design: the static batch beside them")
     command.add_argument(
-        "--batch", type=_positive, default=20, metavar="B", help="design: the static batch beside them"
-    )
-    command.add_argument(
-        "--total", type=_positive, metavar="N", help="design: rows that batches are drawn from; endless if not given"
+        "--total", type=positive, metavar="N", help="design: rows that batches are drawn from; endless if not given"
     )
     _add_output(command)
     command.set_defaults(handler=regret)
@@ -106,27 +88,10 @@ def _add_output(command: Any) -> None:
     command.add_argument("--fresh", action="store_true", help="start over instead of going on with finished results")
 
 
-SUBCOMMANDS: list[Callable[[Any], None]] = [add_reproduce, add_measure, add_regret]
-
-
-def _positive(text: str) -> int:
-    value = int(text)
-    if value < 1:
-        raise argparse.ArgumentTypeError(f"{value} is not at least 1")
-    return value
-
-
-def _variance(text: str) -> float:
-    value = float(text)
-    if not 0 < value < float("inf"):
-        raise argparse.ArgumentTypeError(f"{text} is not a finite number greater than 0")
-    return value
-
-
 def reproduce(options: argparse.Namespace) -> int:
     """Run the chosen experiments one after the other."""
-    _rich()
-    _one_blas_thread()
+    need_rich()
+    one_blas_thread()
     names = EXPERIMENTS if options.experiment == "all" else (options.experiment,)
     for name in names:
         experiment = _build(name, options)
@@ -136,8 +101,8 @@ def reproduce(options: argparse.Namespace) -> int:
 
 def measure(options: argparse.Namespace) -> int:
     """Fill the chosen tables one after the other."""
-    _rich()
-    _one_blas_thread()
+    need_rich()
+    one_blas_thread()
     from opvi.experiments import classification, regression, tracking
 
     build = {
@@ -156,10 +121,10 @@ def measure(options: argparse.Namespace) -> int:
 
 def regret(options: argparse.Namespace) -> int:
     """Measure the chosen parts one after the other, or design batch sizes."""
-    _rich()
+    need_rich()
     if options.part == "design":
         return _design(options)
-    _one_blas_thread()
+    one_blas_thread()
     from opvi.experiments import regret as points
     from opvi.experiments import regret_errors, regret_posterior
 
@@ -332,46 +297,3 @@ def _figures(experiment: Any, book: Any) -> list[Path]:
         figure.savefig(paths[1], bbox_inches="tight", metadata={"Date": None})
         plots.save(figure, paths[0])
     return paths
-
-
-def _one_blas_thread() -> None:
-    """BLAS threads that wait for small matrices take time from XLA's own, several times what they save."""
-    import scipy.linalg  # noqa: F401  # whose BLAS JAX calls; it must be loaded to be told
-    from threadpoolctl import threadpool_limits
-
-    threadpool_limits(limits=1)
-
-
-def _rich() -> None:
-    try:
-        import rich  # noqa: F401
-    except ImportError:
-        raise CommandError("this command needs rich, which is not installed: pip install 'opvi[cli]'.") from None
-
-
-def main(arguments: Sequence[str] | None = None) -> int:
-    """Run a command; returns the exit status."""
-    options = parser().parse_args(arguments)
-    if options.version:
-        import opvi
-
-        print(f"opvi {opvi.__version__}")
-        return 0
-    if not hasattr(options, "handler"):
-        parser().print_help()
-        return 2
-    from opvi.data import DataError
-    from opvi.experiments.results import ResultsError
-
-    try:
-        return options.handler(options)
-    except (CommandError, DataError, ResultsError) as error:
-        print(f"opvi: {error}", file=sys.stderr)
-        return 1
-    except KeyboardInterrupt as stop:
-        print(f"\n{stop}", file=sys.stderr)
-        return INTERRUPTED
-
-
-if __name__ == "__main__":
-    sys.exit(main())

@@ -1,0 +1,121 @@
+"""What `opvi learn` shows while it works: a live table on a terminal, a line now and then in a log."""
+
+import sys
+import time
+from types import TracebackType
+from typing import Any, Self
+
+from rich.console import Console, Group
+from rich.live import Live
+from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+from rich.table import Table
+
+LOG_EVERY = 10.0  # seconds
+DRAWN_EVERY = 0.25
+RATE_OVER = 10.0  # seconds behind the rows a second shown
+
+
+class Screen:
+    """`with Screen(learner, messages) as screen: learner.learn(…, screen.show)`."""
+
+    def __init__(self, learner: Any, messages: list[str]):
+        self.learner, self.messages = learner, messages
+        self.console = Console(stderr=True, highlight=False)
+        self.began = self.drawn = time.perf_counter()
+        self.marks = [(self.began, learner.rows)]
+        self.live: Live | None = None
+
+    def __enter__(self) -> Self:
+        for message in self.messages:
+            self.console.print(message, markup=False, soft_wrap=True)
+        if self.console.is_terminal:
+            columns = (
+                TextColumn("{task.description}"),
+                BarColumn(),
+                TaskProgressColumn(),
+                TimeElapsedColumn(),
+                TextColumn("gone,"),
+                TimeRemainingColumn(),
+                TextColumn("left"),
+            )
+            self.bar = Progress(*columns, console=self.console)
+            self.task = self.bar.add_task("learning", total=None)
+            self.live = Live(self._picture(), console=self.console, refresh_per_second=4, transient=True)
+            self.live.start()
+        return self
+
+    def _picture(self) -> Any:
+        return Group(table(self.learner, self._rate()), self.bar)
+
+    def show(self, learner: Any, share: float | None) -> None:
+        """Draw, if it is time to."""
+        now = time.perf_counter()
+        if now - self.drawn < (DRAWN_EVERY if self.live else LOG_EVERY):
+            return
+        self.drawn = now
+        self.marks = [mark for mark in self.marks if now - mark[0] < RATE_OVER or mark is self.marks[-1]]
+        self.marks.append((now, learner.rows))
+        if self.live:
+            self.bar.update(self.task, total=1.0 if share is not None else None, completed=share or 0.0)
+            self.live.update(self._picture())
+        else:
+            done = f" ({share:.0%})" if share is not None else ""
+            figures = ", ".join(f"{name} {value}" for name, value in figures_of(learner, self._rate()))
+            print(f"learning{done}: {figures}", file=sys.stderr, flush=True)
+
+    def _rate(self) -> float | None:
+        (first, before), (last, rows) = self.marks[0], self.marks[-1]
+        return (rows - before) / (last - first) if last > first else None
+
+    def __exit__(self, kind: type | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        if self.live:
+            self.live.stop()
+
+
+def figures_of(learner: Any, rate: float | None) -> list[tuple[str, str]]:
+    """Names and values, as a person reads them."""
+    told, regression = learner.summary(), learner.schema.task == "regression"
+    name = "RMSE" if regression else "accuracy"
+
+    def error(value: float) -> str:
+        if value != value:
+            return "–"
+        return f"{value:.4g}" if regression else f"{1 - value:.2%}"
+
+    figures = [("rows", f"{learner.rows:,}")]
+    if rate is not None:
+        figures.append(("rows/s", f"{rate:,.0f}"))
+    figures += [
+        ("log loss", f"{told.total.loss:.4f}" if told.total.count else "–"),
+        (name, error(told.total.error)),
+        (f"recent {name}", error(told.recent.error)),
+        ("baseline", error(told.baseline)),
+    ]
+    if regression:
+        covered = f"{told.total.covered:.1%}" if told.total.count else "–"
+        figures.append(("in the 90 % interval", covered))
+    else:
+        figures.append(("calibration error", f"{told.calibration_error:.4f}" if told.total.count else "–"))
+    figures += [("drift alarms", f"{told.alarm_count:,}"), ("rejected", f"{learner.rejected:,}")]
+    if learner.filled:
+        figures.append(("gaps filled", f"{learner.filled:,}"))
+    if told.refused:
+        figures.append(("batches refused", f"{told.refused:,}"))
+    return figures
+
+
+def table(learner: Any, rate: float | None) -> Table:
+    """The figures as a table."""
+    out = Table(title=f"{learner.schema.task}: {_plain(learner.schema.target)}", title_justify="left")
+    out.add_column("each row predicted before it was learnt")
+    out.add_column("", justify="right")
+    for name, value in figures_of(learner, rate):
+        out.add_row(name, value)
+    return out
+
+
+def _plain(name: str) -> str:
+    """A column's name, without what a terminal or rich would take for commands."""
+    from rich.markup import escape
+
+    return escape("".join(c if c.isprintable() else "?" for c in name)[:60])

@@ -1,0 +1,318 @@
+"""The loop behind `opvi learn`: read, predict, learn, save; and all of it again after a kill, to the same bits."""
+
+import itertools
+import os
+import re
+import signal
+import time
+from collections.abc import Callable, Iterator
+from types import FrameType
+from typing import Any, NamedTuple, Self
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from opvi.checkpoint import CheckpointError, Checkpoints
+from opvi.inference import CHUNK_BYTES, LARGEST_SHARE, advance
+from opvi.learning import scores as scoring
+from opvi.learning.directory import RunDirectory, RunError
+from opvi.learning.models import Settings, check_columns, model
+from opvi.learning.sample import Sample, keep
+from opvi.learning.sample import start as no_sample
+from opvi.tables import Block, Encoded, Rejected, Schema, Source
+from opvi.types import Batch
+
+BATCH = 20  # rows learnt at once
+ROUNDS = 256  # batches between two looks at the clock
+MOST_KINDS = 50  # of reasons counted apart
+VALUE = re.compile(r"'(?:[^'\\]|\\.)*'|\"(?:[^\"\\]|\\.)*\"|-?\d[\d.,e+-]*")
+OTHER = "other reasons"
+
+
+class Stopped(KeyboardInterrupt):
+    """A signal asked the run to end."""
+
+
+class Stop:
+    """A signal handler: the run ends at the next good moment, and at once while it waits for rows."""
+
+    def __init__(self) -> None:
+        self.asked: str | None = None
+        self.reading = False
+
+    def __call__(self, number: int, frame: FrameType | None) -> None:
+        """Take a signal."""
+        if self.asked:  # a second time: do not even save
+            raise KeyboardInterrupt
+        self.asked = signal.Signals(number).name
+        if self.reading:
+            raise Stopped(self.asked)
+
+    def check(self) -> None:
+        """Raise if a signal has come."""
+        if self.asked:
+            raise Stopped(self.asked)
+
+
+class Place(NamedTuple):
+    """How far a source was read."""
+
+    name: str
+    fingerprint: str | None
+    format: str | None
+    row: int  # the next to read
+
+
+class Learner:
+    """A run in memory.
+
+    Args:
+        run: its folder.
+        kept: the folder's checkpoints, locked.
+        schema: what the columns mean.
+        settings: of the model.
+        strict: stop at the first row that breaks the schema.
+        save_every: seconds between checkpoints, at least.
+    """
+
+    def __init__(
+        self,
+        run: RunDirectory,
+        kept: Checkpoints,
+        schema: Schema,
+        settings: Settings,
+        *,
+        strict: bool = False,
+        save_every: float = 30.0,
+    ):
+        self.run, self.kept, self.schema, self.settings = run, kept, schema, settings
+        self.strict, self.save_every = strict, save_every
+        self.tracker = model(schema, settings)
+        self._key = jax.random.key(settings.seed)
+        self._score = scoring.score(self.tracker, schema.task)
+        features = len(schema.features)
+        self._room = max(1, min(ROUNDS, CHUNK_BYTES // (4 * BATCH * features)))
+        self._target = np.float32 if schema.task == "regression" else np.int32
+        self.state = self.tracker.init(self._key)
+        self.scores = scoring.start(schema.task, len(schema.classes))
+        self.sample: Sample = no_sample(features)
+        self.waiting = np.zeros((0, features), np.float32), np.zeros(0, self._target)
+        self.places: list[Place] = []
+        self.kinds: dict[str, int] = {}
+        self.rejected = self.filled = self.saves = 0
+        self.finished = False
+        self._lines, self._size = -1, 0  # the file of rejected rows, open while learning, and its length
+        self._saved_at, self._took = time.perf_counter(), 0.0
+
+    # --- checkpoints --------------------------------------------------------------------------
+
+    def save(self) -> None:
+        """A checkpoint of all that the run is; the figures beside it."""
+        start = time.perf_counter()
+        try:
+            os.fsync(self._lines)
+            self.kept.save(self.saves + 1, {**self.tree(), "saves": self.saves + 1})
+            self.saves += 1
+            self.run.write_metrics(self.metrics())
+        except OSError as error:
+            raise RunError(
+                f"{self.run.path} could not be written to: {error.strerror or error}. "
+                f"{'Its last checkpoint is as it was' if self.saves else 'It holds no checkpoint yet'}. Make room or "
+                "mend the permissions, then go on with --resume."
+            ) from error
+        self._saved_at = time.perf_counter()
+        self._took = self._saved_at - start
+
+    def tree(self) -> dict[str, Any]:
+        """All that the run is."""
+        return {
+            "state": self.state,
+            "scores": self.scores,
+            "sample": self.sample,
+            "waiting": {"x": self.waiting[0], "y": self.waiting[1]},
+            "places": [place._asdict() for place in self.places],
+            "rejected": {"size": self._size, "count": self.rejected},
+            "kinds": dict(self.kinds),
+            "filled": self.filled,
+            "finished": self.finished,
+            "saves": self.saves,
+        }
+
+    def restore(self, tree: Any) -> Self:
+        """Go on from a checkpoint."""
+        try:
+            if jax.tree.map(np.shape, tree["state"]) != jax.tree.map(np.shape, self.state):
+                raise RunError(
+                    f"the checkpoints of {self.run.path} hold a model of another shape than its run.json describes. "
+                    "One of the two comes from another run."
+                )
+            self.state, self.scores, self.sample = tree["state"], tree["scores"], tree["sample"]
+            self.waiting = tree["waiting"]["x"], tree["waiting"]["y"]
+            self.places = [Place(**place) for place in tree["places"]]
+            self.kinds, self.filled = tree["kinds"], tree["filled"]
+            self.rejected, self._size = tree["rejected"]["count"], tree["rejected"]["size"]
+            self.finished, self.saves = tree["finished"], tree["saves"]
+        except (KeyError, TypeError, AttributeError) as error:
+            raise CheckpointError(f"a checkpoint of {self.run.path} lacks {error}: another version wrote it.") from None
+        return self
+
+    def due(self) -> bool:
+        """Whether the last checkpoint lies long enough back, also for what it cost."""
+        return time.perf_counter() - self._saved_at >= max(self.save_every, self._took / LARGEST_SHARE)
+
+    # --- learning -----------------------------------------------------------------------------
+
+    def learn(
+        self,
+        source: Source,
+        first: list[Block],
+        stop: Stop,
+        show: Callable[["Learner", float | None], None] = lambda learner, share: None,
+    ) -> None:
+        """All rows of a source, then a last checkpoint.
+
+        Args:
+            source: opened where the last place ends.
+            first: blocks that were read already.
+            stop: asked between batches.
+            show: called with this and the share of the source read, after every few batches.
+        """
+        self.finished = False
+        self._lines, self._size = self.run.open_rejected(self._size)
+        try:
+            for block in itertools.chain(first, blocks_of(source, stop)):
+                check_columns(self.schema, block, source.name)
+                encoded = self.schema.encode(block)
+                self.places[-1] = self.places[-1]._replace(row=block.first + block.rows)
+                self.take(encoded)
+                while self.step(last=False):
+                    show(self, block.share)
+                    stop.check()
+                    if self.due():
+                        self.save()
+            while self.step(last=True):
+                show(self, 1.0)
+            self.finished = True
+        finally:
+            try:
+                self.save()
+            finally:
+                os.close(self._lines)
+        show(self, 1.0)
+
+    def take(self, encoded: Encoded) -> None:
+        """Rows into the waiting line; the bad ones into the file of rejected rows."""
+        if encoded.rejected:
+            self._reject(encoded.rejected)
+        self.filled += encoded.filled
+        if encoded.y is not None and len(encoded.y):
+            x, y = self.waiting
+            self.waiting = np.concatenate([x, encoded.x]), np.concatenate([y, encoded.y.astype(self._target)])
+
+    def _reject(self, bad: list[Rejected]) -> None:
+        try:
+            data = self.run.as_lines(bad, self.places[-1].name)
+            while data:
+                written = os.write(self._lines, data)
+                data, self._size = data[written:], self._size + written
+        except OSError as error:
+            raise RunError(f"rejected rows could not be written to {self.run.path}: {error.strerror}.") from error
+        self.rejected += len(bad)
+        for one in bad:
+            kind = _kind(one.reason)
+            kind = kind if kind in self.kinds or len(self.kinds) < MOST_KINDS else OTHER
+            self.kinds[kind] = self.kinds.get(kind, 0) + 1
+        if self.strict:
+            raise RunError(
+                f"row {bad[0].row:,} of {self.places[-1].name} was rejected: {bad[0].reason}. It was not learnt, and "
+                "--strict stops here. Mend the row, or leave out --strict to set such rows aside."
+            )
+
+    def step(self, last: bool) -> bool:
+        """Some batches, predicted and then learnt; False if too few rows wait. At the end the last is a short one."""
+        x, y = self.waiting
+        count = min(self._room, len(y) // BATCH)
+        if not count and not (last and len(y)):
+            return False
+        rows = min(max(count, 1) * BATCH, len(y))
+        data, weight = self._stacked(x[:rows], y[:rows])
+        self.waiting = x[rows:], y[rows:]
+        rounds = max(count, 1)
+        self.state, (info, _, (scored,)) = advance(
+            self.tracker.step, None, (self._score,), self._key, self.state, Batch(data, weight), jnp.int32(rounds)
+        )
+        info, scored = jax.tree.map(lambda leaf: np.asarray(leaf)[:rounds], (info, scored))
+        self.scores = scoring.add(self.scores, self.schema.task, scored, info, data[1][:rounds], weight[:rounds])
+        self.sample = keep(self.sample, x[:rows], self.settings.seed)
+        return True
+
+    def _stacked(self, x: np.ndarray, y: np.ndarray) -> tuple[tuple[np.ndarray, np.ndarray], Any]:
+        """Rows and weights as `[room, BATCH, …]`. A short batch is padded; rounds past the last are never read."""
+        room = self._room * BATCH
+
+        def stack(a: np.ndarray) -> np.ndarray:
+            out = np.zeros((room, *a.shape[1:]), a.dtype)
+            out[: len(a)] = a
+            out[len(a) : -(-len(a) // BATCH) * BATCH] = a[0]
+            return out.reshape(self._room, BATCH, *a.shape[1:])
+
+        weight = np.zeros(room, np.float32)
+        weight[: len(y)] = 1
+        return (stack(x), stack(y)), weight.reshape(self._room, BATCH)
+
+    # --- what people read ---------------------------------------------------------------------
+
+    @property
+    def rows(self) -> int:
+        """Learnt so far."""
+        return int(self.state.rows)
+
+    def summary(self) -> scoring.Summary:
+        """The figures of the moment."""
+        return scoring.summary(self.scores, self.schema.task)
+
+    def metrics(self) -> dict[str, Any]:
+        """The same as plain values for a file."""
+        told = self.summary()
+        name = "rmse" if self.schema.task == "regression" else "error_rate"
+
+        def plain(value: float) -> float | None:
+            return float(value) if np.isfinite(value) else None
+
+        figures = {
+            "rows": self.rows,
+            "rejected": self.rejected,
+            "filled": self.filled,
+            "finished": self.finished,
+            "log_loss": plain(told.total.loss),
+            name: plain(told.total.error),
+            f"recent_{name}": plain(told.recent.error),
+            f"baseline_{name}": plain(told.baseline),
+            "drift_alarms": told.alarm_count,
+            "refused_batches": told.refused,
+        }
+        if self.schema.task == "regression":
+            return {**figures, "covered_by_90_percent_interval": plain(told.total.covered)}
+        return {**figures, "calibration_error": plain(told.calibration_error)}
+
+
+def _kind(reason: str) -> str:
+    """The reason without the value, so that like ones are counted together; the column's name stays."""
+    column, mark, rest = reason.partition("': ")
+    return column + mark + VALUE.sub("…", rest) if mark else VALUE.sub("…", reason)
+
+
+def blocks_of(source: Source, stop: Stop) -> Iterator[Block]:
+    """Blocks; while the next one is awaited, a signal ends the wait."""
+    blocks = source.blocks()
+    while True:
+        stop.reading = True
+        stop.check()
+        try:
+            block = next(blocks, None)
+        finally:
+            stop.reading = False
+        if block is None:
+            return
+        yield block
