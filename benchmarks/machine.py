@@ -18,6 +18,7 @@ def machine(command: str = "python -m benchmarks") -> dict[str, Any]:
     return {
         "cpu": model or platform.processor(),
         "cores": os.cpu_count(),
+        "usable_cores": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count(),
         "load": os.getloadavg(),  # of the minutes before: what else the machine was doing
         "python": platform.python_version(),
         "versions": {name: _version(name) for name in ("opvi", "jax", "blackjax", "numpyro", "optax", "numpy")},

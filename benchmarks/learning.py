@@ -1,0 +1,193 @@
+"""`opvi learn` beside the bare compiled loop, what checkpoints cost, and a long run's memory and speed.
+
+`python -m benchmarks.learning speed --rows 1000000`
+`python -m benchmarks.learning soak --rows 5000000`
+"""
+
+import argparse
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from benchmarks.machine import machine
+from opvi.cli.common import one_blas_thread
+from opvi.inference import advance
+from opvi.learning import Learner, RunDirectory, Settings
+from opvi.learning.learner import BATCH, Stop
+from opvi.learning.models import model
+from opvi.learning.starting import Asked, ready
+from opvi.types import Batch
+
+COLUMNS = 10
+READ_EVERY = 2.0  # seconds between two readings of the memory
+
+
+def draw(rng: np.random.Generator, rows: int, task: str) -> tuple[np.ndarray, np.ndarray]:
+    """Ten columns; the last nine matter less and less."""
+    x = rng.normal(size=(rows, COLUMNS)).astype(np.float32)
+    f = np.sin(2 * x[:, 0]) + x[:, 1] * x[:, 2] + x[:, 3:] @ (0.5 ** np.arange(COLUMNS - 3)).astype(np.float32)
+    noisy = f + 0.5 * rng.normal(size=rows).astype(np.float32)
+    return x, noisy if task == "regression" else (noisy > 0).astype(np.int32)
+
+
+def write_table(file: Any, rows: int, task: str, block: int = 50_000) -> None:
+    """A CSV of that many rows, written block by block."""
+    rng = np.random.default_rng(0)
+    labels = np.array(["no", "yes"])
+    file.write(",".join([*(f"x{k}" for k in range(COLUMNS)), "y"]) + "\n")
+    for start in range(0, rows, block):
+        x, y = draw(rng, min(block, rows - start), task)
+        shown = [f"{v:.5g}" for v in y] if task == "regression" else labels[y]
+        file.writelines(
+            ",".join(row) + "," + label + "\n" for row, label in zip(np.char.mod("%.5g", x), shown, strict=True)
+        )
+
+
+def learnt(table: Path, folder: Path, settings: Settings, save_every: float, show: Any) -> Learner:
+    """What the command does, in this process."""
+    run = RunDirectory(folder)
+    asked = Asked(str(table), target="y", settings=settings, save_every=save_every)
+    stop = Stop()
+    with run.checkpoints as kept:
+        made = ready(run, kept, asked, stop)
+        made.learner.learn(made.source, made.first, stop, show)
+        made.source.close()
+    return made.learner
+
+
+class Clock:
+    """Seconds from the first chunk's end (what was compiled is compiled then) to the last."""
+
+    def __init__(self) -> None:
+        self.marks: list[tuple[float, int]] = []
+
+    def __call__(self, learner: Learner, share: float | None) -> None:
+        self.marks.append((time.perf_counter(), learner.rows))
+
+    def each(self) -> float:
+        """Microseconds a row."""
+        (first, before), (last, rows) = self.marks[0], self.marks[-1]
+        return (last - first) / (rows - before) * 1e6
+
+
+def bare(learner: Learner, x: np.ndarray, y: np.ndarray) -> float:
+    """Microseconds a row of the compiled loop over arrays in memory; nothing is scored, nothing saved."""
+    tracker, room = model(learner.schema, learner.settings), learner._room
+    key, state = jax.random.key(0), None
+    state = tracker.init(key)
+    rows = room * BATCH
+    start, counted = 0.0, 0
+    for at in range(0, len(y) - rows + 1, rows):
+        data = (x[at : at + rows].reshape(room, BATCH, -1), y[at : at + rows].reshape(room, BATCH))
+        batch = Batch(data, np.ones((room, BATCH), np.float32))  # type: ignore[arg-type]
+        state, _ = advance(tracker.step, None, (), key, state, batch, jnp.int32(room))
+        jax.block_until_ready(state)
+        if not at:
+            start = time.perf_counter()
+        else:
+            counted += rows
+    return (time.perf_counter() - start) / counted * 1e6
+
+
+def speed(rows: int, task: str, hidden: tuple[int, ...] | None, work: Path) -> dict[str, Any]:
+    """The command at its default interval, with checkpoints as good as never, and the bare loop."""
+    table, settings = work / "table.csv", Settings(hidden=hidden)
+    with table.open("w") as file:
+        write_table(file, rows, task)
+    # Once for nothing: the table is in the system's cache, and everything is compiled.
+    found: dict[str, Any] = {"rows": rows, "task": task, "hidden": hidden}
+    for name, every in (("never saved", 1e9), ("default", 30.0)):
+        clock = Clock()
+        learner = learnt(table, work / name.replace(" ", "-"), settings, every, clock)
+        found[f"learn, {name}, us a row"] = clock.each()
+        found[f"checkpoints, {name}"] = learner.saves
+        found[f"seconds a checkpoint, {name}"] = learner._took
+    x, y = draw(np.random.default_rng(0), min(rows, 50_000), task)
+    repeat = max(1, rows // 50_000 // 4)
+    found["bare loop, us a row"] = bare(learner, np.tile(x, (repeat, 1)), np.tile(y, repeat))
+    found["learn / bare"] = found["learn, default, us a row"] / found["bare loop, us a row"]
+    found["share of time saving"] = learner._took / 30.0
+    return found
+
+
+def resident() -> float:
+    """Megabytes."""
+    return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE") / 1e6
+
+
+def soak(rows: int, task: str, hidden: tuple[int, ...] | None, work: Path) -> dict[str, Any]:
+    """Rows through a pipe, so that no disk is filled; memory and speed in ten parts."""
+    pipe = work / "rows.csv"
+    os.mkfifo(pipe)
+
+    # In a process of its own: what the writer holds is not the learner's.
+    words = ["feed", "--rows", str(rows), "--task", task, "--out", str(pipe)]
+    writer = subprocess.Popen([sys.executable, "-m", "benchmarks.learning", *words])
+    readings: list[tuple[float, int, float, float]] = []
+
+    def show(learner: Learner, share: float | None) -> None:
+        now = time.perf_counter()
+        if not readings or now - readings[-1][0] > READ_EVERY:
+            readings.append((now, learner.rows, resident(), time.process_time()))
+            if len(readings) % 30 == 0:
+                print(f"{learner.rows:,} rows, {readings[-1][2]:.0f} MB", file=sys.stderr, flush=True)
+
+    learner = learnt(pipe, work / "run", Settings(hidden=hidden), 30.0, show)
+    writer.wait()
+    at = np.array(readings)
+    warm = at[at[:, 1] > 0.1 * rows]  # a tenth of the rows to warm up
+    parts = np.array_split(warm, 5)
+    rates = [float((p[-1, 1] - p[0, 1]) / (p[-1, 0] - p[0, 0])) for p in parts]
+    cpu = [float((p[-1, 1] - p[0, 1]) / (p[-1, 3] - p[0, 3])) for p in parts]
+    memory = [float(np.median(p[:, 2])) for p in parts]
+    return {
+        "rows": learner.rows,
+        "task": task,
+        "hidden": hidden,
+        "metrics": learner.metrics(),
+        "megabytes, fifths after a tenth": memory,
+        "growth of memory": memory[-1] / memory[0] - 1,
+        "rows/s, fifths after a tenth": rates,
+        "slowdown": 1 - rates[-1] / rates[0],
+        "rows a second of processor time": cpu,
+        "finite": bool(np.isfinite(np.asarray(learner.state.particles)).all()),
+    }
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.learning", description=__doc__)
+    parser.add_argument("what", choices=("speed", "soak", "feed"), help="feed: write rows into a pipe")
+    parser.add_argument("--rows", type=int, default=1_000_000)
+    parser.add_argument("--task", choices=("regression", "classification"), default="classification")
+    parser.add_argument("--linear", action="store_true", help="no hidden layer")
+    parser.add_argument("--out", type=Path, default=Path("bench-output"), help="folder for the results, or the pipe")
+    options = parser.parse_args()
+    if options.what == "feed":
+        with options.out.open("w") as file:
+            return write_table(file, options.rows, options.task)
+    options.out.mkdir(parents=True, exist_ok=True)
+    one_blas_thread()
+    hidden = () if options.linear else None
+    with tempfile.TemporaryDirectory() as folder:
+        found = {"speed": speed, "soak": soak}[options.what](options.rows, options.task, hidden, Path(folder))
+    name = f"learning-{options.what}-{options.task}{'-linear' if options.linear else ''}.json"
+    content = {
+        "command": "python -m benchmarks.learning " + " ".join(sys.argv[1:]),
+        "machine": machine(),
+        "result": found,
+    }
+    (options.out / name).write_text(json.dumps(content, indent=1) + "\n")
+    print(json.dumps(found, indent=1))
+
+
+if __name__ == "__main__":
+    main()
