@@ -28,7 +28,7 @@ from opvi.learning.starting import Asked, ready
 from opvi.types import Batch
 
 COLUMNS = 10
-READ_EVERY = 2.0  # seconds between two readings of the memory
+READ_EVERY = 0.5  # seconds between two readings of the memory
 
 
 def draw(rng: np.random.Generator, rows: int, task: str) -> tuple[np.ndarray, np.ndarray]:
