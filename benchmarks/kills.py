@@ -116,13 +116,14 @@ def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.kills", description=__doc__)
     parser.add_argument("--rows", type=int, default=100_000)
     parser.add_argument("--kills", type=int, default=50)
+    parser.add_argument("--linear", action="store_true", help="no hidden layer")
     parser.add_argument("--out", type=Path, default=Path("bench-output"), help="folder for kills.json")
     options = parser.parse_args()
     options.out.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory() as folder:
         work = Path(folder)
         write_table(work / "table.csv", options.rows)
-        found = trial(work / "table.csv", work, options.kills, [])
+        found = trial(work / "table.csv", work, options.kills, ["--hidden", "none"] if options.linear else [])
     found |= {"rows": options.rows, "opvi": opvi.__version__}
     print(found)
     path = options.out / "kills.json"
