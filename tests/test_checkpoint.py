@@ -179,3 +179,45 @@ def test_a_full_disk_loses_nothing(saved, monkeypatch, call):
 def test_a_missing_folder_is_named(tmp_path):
     with pytest.raises(FileNotFoundError, match="nowhere is no folder, so nothing was saved"):
         opvi.save(tmp_path / "nowhere" / "state.opvi", {})
+
+
+# --- several of a run -----------------------------------------------------------------------------
+
+
+def test_the_last_few_are_kept_and_the_newest_whole_one_is_found(tmp_path):
+    with opvi.Checkpoints(tmp_path / "run", keep=2) as kept:
+        assert kept.newest() is None
+        (tmp_path / "run" / ".5.part").touch()  # of a process killed while it wrote
+        for number in (1, 20, 300):
+            kept.save(number, {"number": number})
+        names = sorted(path.name for path in (tmp_path / "run").iterdir())
+        assert names == ["000000000000020.opvi", "000000000000300.opvi", "lock"]
+        assert kept.newest() == {"number": 300}
+        (tmp_path / "run" / names[1]).write_bytes(b"opvi checkpoint\n")
+    reader = opvi.Checkpoints(tmp_path / "run")
+    assert reader.newest() == {"number": 20}
+    assert len(reader.damaged) == 1
+    assert (tmp_path / "run" / names[1]).exists()  # a reader changes nothing
+    with opvi.Checkpoints(tmp_path / "run") as kept:
+        assert kept.newest() == {"number": 20}
+        assert not (tmp_path / "run" / names[1]).exists()  # a writer sets it aside
+    with pytest.raises(ValueError, match="at least 1"):
+        opvi.Checkpoints(tmp_path, keep=0)
+
+
+def test_one_writer_at_a_time(tmp_path):
+    from opvi.checkpoint import LockedError
+
+    with opvi.Checkpoints(tmp_path / "run"), pytest.raises(LockedError, match=str(os.getpid())):
+        opvi.Checkpoints(tmp_path / "run").__enter__()
+    with opvi.Checkpoints(tmp_path / "run"):  # free again
+        pass
+
+
+def test_a_link_to_elsewhere_is_passed_over(tmp_path):
+    opvi.save(tmp_path / "000000000000001.opvi", {"mine": 1})
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / "000000000000001.opvi").symlink_to(tmp_path / "000000000000001.opvi")
+    kept = opvi.Checkpoints(tmp_path / "run")
+    assert kept.newest() is None
+    assert "is a link" in kept.damaged[0]

@@ -9,7 +9,10 @@ import pytest
 ROOT = Path(__file__).parent.parent
 
 
-PAGES = ["README.md", *(f"docs/{name}.md" for name in ("index", "trackers", "estimators", "interop", "regret"))]
+PAGES = [
+    "README.md",
+    *(f"docs/{name}.md" for name in ("index", "trackers", "estimators", "learn", "interop", "regret")),
+]
 PAGES += [f"docs/guides/{name}.md" for name in ("regression", "drift", "numpyro", "schedule")]
 
 
@@ -26,7 +29,8 @@ def test_shortened_pages_say_what_is_shortened():
 
 
 @pytest.mark.parametrize("page", PAGES)
-def test_code_blocks_run(page, capsys):
+def test_code_blocks_run(page, capsys, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)  # some blocks write files
     text = (ROOT / page).read_text(encoding="utf-8")
     for long, short in SHORTER.items():
         text = text.replace(long, short)

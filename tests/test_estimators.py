@@ -71,22 +71,14 @@ EXPECTED = {
 }
 
 
-@pytest.fixture
-def _quick_compilation():
-    """The checks look at conventions, not at speed, in a dozen shapes of data: compile them without optimisation."""
-    jax.config.update("jax_disable_most_optimizations", True)
-    yield
-    jax.config.update("jax_disable_most_optimizations", False)
-
-
 @parametrize_with_checks(
     [
-        opvi.OPVIRegressor(hidden=(4,), n_particles=2, random_state=0),
-        opvi.OPVIClassifier(hidden=(), random_state=0),  # networks take twice as long to compile, and pass as well
+        # Linear models: networks take twice as long to compile for each of a dozen shapes, and pass as well.
+        opvi.OPVIRegressor(hidden=(), n_particles=2, random_state=0),
+        opvi.OPVIClassifier(hidden=(), random_state=0),
     ],
     expected_failed_checks=lambda estimator: EXPECTED,
 )
-@pytest.mark.usefixtures("_quick_compilation")
 def test_conventions_of_scikit_learn(estimator, check):
     check(estimator)
 
@@ -137,7 +129,6 @@ def test_a_pickled_estimator_goes_on_bit_for_bit(kind, request):
     assert not same(there.state_, model.state_)
 
 
-@pytest.mark.usefixtures("_quick_compilation")
 def test_ragged_calls_compile_logarithmically_often():
     assert {base.few_sizes(rows, 20) for rows in range(1, 21)} == {1, 2, 4, 8, 16, 20}
     X, y = drawn(120)
@@ -276,7 +267,6 @@ def test_several_passes_fit_better_and_count_rows_once(regression):
     assert same(passes.state_.calibration, model.state_.calibration)
 
 
-@pytest.mark.usefixtures("_quick_compilation")
 def test_remembered_rows_are_a_uniform_sample_and_teach_again():
     X, y = drawn(1200)
     model = opvi.OPVIRegressor(**REGRESSOR, memory_rows=40, shuffle=False).fit(X, y)
@@ -291,7 +281,6 @@ def test_remembered_rows_are_a_uniform_sample_and_teach_again():
     assert opvi.OPVIClassifier(hidden=(), memory_rows=20, random_state=0).fit(X, labels).score(X, labels) > 0.6
 
 
-@pytest.mark.usefixtures("_quick_compilation")
 def test_linear_models():
     """Without hidden layers: a line's slope, within 5 standard errors of least squares; a line between two classes."""
     X, _ = drawn(600)
@@ -416,7 +405,6 @@ def test_a_constant_target_and_a_constant_column():
     assert np.isfinite(opvi.OPVIRegressor(**REGRESSOR).fit(X, X[:, 0]).predict(X)).all()
 
 
-@pytest.mark.usefixtures("_quick_compilation")
 def test_one_class_only_and_classes_never_named(classification):
     X, _ = drawn(40)
     model = opvi.OPVIClassifier(hidden=(), random_state=0).fit(X, ["only"] * 40)

@@ -250,3 +250,44 @@ def test_prequential_density_is_that_of_the_particles_before_the_update(mixture,
     each = jax.vmap(lambda p: mixture.log_likelihood(p, jnp.asarray(rows)))(state.particles)
     expected = np.log(np.exp(np.asarray(each, float)).mean(0)).mean()
     assert float(info.log_predictive) == pytest.approx(expected, rel=1e-5)
+
+
+# --- checkpoints ----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("source", ["arrays", "iterator"])
+def test_a_run_with_checkpoints_goes_on_where_it_was(source, mixture, mixture_rows, tmp_path):
+    sampler = opvi.langevin(mixture, step=0.01)
+
+    def stream():
+        rows = mixture_rows[:400]
+        return opvi.stream(rows if source == "arrays" else iter(rows), 10)
+
+    def run(folder, **more):
+        return opvi.run(sampler, stream(), 3, particles=4, every=5, checkpoint=folder, save_every=0, **more)
+
+    class TroubleError(Exception):
+        pass
+
+    def stumble(chunk):
+        if chunk.round == 15:
+            raise TroubleError
+
+    whole, history = opvi.run(sampler, stream(), 3, particles=4)
+    with pytest.raises(TroubleError):
+        run(tmp_path / "run", callbacks={"stumble": stumble})
+    state, rest = run(tmp_path / "run", rounds=30)
+    np.testing.assert_array_equal(rest.round, np.arange(16, 31))
+    newest = max((tmp_path / "run").glob("*.opvi"))
+    newest.write_bytes(newest.read_bytes()[:-1])
+    with pytest.warns(RuntimeWarning, match="damaged"):
+        state, rest = run(tmp_path / "run")
+    np.testing.assert_array_equal(state.particles, whole.particles)
+    np.testing.assert_array_equal(rest.info.drift, history.info.drift[rest.round[0] - 1 :])
+    again, nothing = run(tmp_path / "run")
+    np.testing.assert_array_equal(again.particles, whole.particles)
+    assert len(nothing.round) == 0
+    with pytest.raises(ValueError, match="another key"):
+        opvi.run(sampler, stream(), 4, checkpoint=tmp_path / "run")
+    with pytest.raises(ValueError, match="save_every"):
+        opvi.run(sampler, stream(), 3, checkpoint=tmp_path / "run", save_every=-1)

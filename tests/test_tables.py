@@ -378,7 +378,7 @@ def test_odd_column_names(tmp_path: Path) -> None:
         ("a.json", b'[{"y": 1}]', "one JSON array"),
         ("a.parquet", b"PAR1 this is none PAR1", "cannot be read as Parquet"),
         ("a.parquet", b"", "cannot be read as Parquet"),
-        ("a.parquet", gzip.compress(b"x"), "compressed from outside"),
+        ("a.parquet", gzip.compress(b"x", mtime=0), "compressed from outside"),
         ("a.csv", b"a," + b",".join(b"c%d" % i for i in range(10_001)) + b"\n", "10,002 columns"),
         ("a.csv", WIDE, "4,160 numbers a row"),
     ],
@@ -607,7 +607,7 @@ def test_a_named_pipe_is_read_like_standard_input(tmp_path: Path) -> None:
     for data, names in [
         (b"x\ty\n1\t2\n", ["x", "y"]),
         (b'{"y": 1}\n', ["y"]),
-        (gzip.compress(b"a|y\n1|2\n"), ["a", "y"]),
+        (gzip.compress(b"a|y\n1|2\n", mtime=0), ["a", "y"]),
         (zst(b'\n{"y": 1}\n'), ["y"]),
         (out.getvalue().to_pybytes(), None),
         (gzip.compress(out.getvalue().to_pybytes()), None),
@@ -673,3 +673,27 @@ def test_a_stray_quote_in_every_line_is_looked_at_once(tmp_path: Path, monkeypat
     blocks = blocks_of(written(tmp_path, "a.csv", text))
     assert sum(len(b.malformed) for b in blocks) == sum(b.rows for b in blocks) == 50_001
     assert sum(looked) < 3 * len(text)
+
+
+def test_texts_that_look_like_numbers_or_dates_are_told(tmp_path: Path) -> None:
+    """Text they are, but hardly on purpose."""
+    path = tmp_path / "a.csv"
+    rows = [f'{i % 7},{i}%,€{i}.50,"{i},{i}",{1 + i % 28}/{1 + i % 12}/2024,{"ab"[i % 2]}{i % 40}' for i in range(80)]
+    path.write_text("y,share,price,comma,day,code\n" + "\n".join(rows) + "\n")
+    notes = settle(open_source(path).blocks(), "y").notes
+    names = ("share", "price", "day", "code")
+    told = {name: next((note for note in notes if repr(name) in note), "") for name in names}
+    assert "look like numbers" in told["share"]
+    assert "look like numbers" in told["price"]
+    assert "look like dates" in told["day"]
+    assert "look like" not in told["code"]
+    with pytest.raises(TableError, match=r"look like numbers\. Write them like 1234\.5; or, .* task classification"):
+        settle(open_source(path).blocks(), "comma")
+
+
+def test_given_classes_are_held_against_the_first_rows(tmp_path: Path) -> None:
+    path = tmp_path / "a.csv"
+    path.write_text("a,y\n" + "".join(f"{i},{'no' if i % 4 else 'yes'}\n" for i in range(0, 40, 2)))
+    some = settle(open_source(path).blocks(), "y", classes=["yes", "maybe"])
+    assert "10 of the first rows hold none of the classes" in some.notes[0]
+    assert not settle(open_source(path).blocks(), "y", classes=["yes", "no"]).notes

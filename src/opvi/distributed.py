@@ -28,6 +28,7 @@ from opvi.types import Batch
 
 # What JAX says when another process of the run does not answer any more.
 SIGNS_OF_LOSS = ("gloo", "nccl", "heartbeat", "coordination", "connection", "unavailable", "socket closed")
+FAILED_START = re.compile(r"[a-z_]+: (gloo|nccl) ")
 AHEAD = 64  # batches a process reads before all agree how many there are
 SAVED = re.compile(r"round-(\d{10})")
 REMAINS = re.compile(r"round-\d{10}.*tmp.*")  # of a save that was cut off
@@ -81,7 +82,7 @@ def connected(
             raise
         # At its end JAX waits for the other processes, who wait for this one.
         atexit.register(_leave, status if isinstance(status, int) else 1)
-        if isinstance(error, jax.errors.JaxRuntimeError) and _tells_of_loss(error):
+        if _tells_of_loss(error):
             raise LostProcessError(
                 f"process {jax.process_index()} of {jax.process_count()} ends, because another one is gone: {error}. "
                 "Start all of them again: the run goes on from its last checkpoint."
@@ -135,9 +136,12 @@ def _reach(coordinator: str, patience: int) -> None:
             time.sleep(0.1)
 
 
-def _tells_of_loss(error: Exception) -> bool:
+def _tells_of_loss(error: BaseException) -> bool:
     text = str(error).lower()
-    return any(sign in text for sign in SIGNS_OF_LOSS)
+    if isinstance(error, jax.errors.JaxRuntimeError):
+        return any(sign in text for sign in SIGNS_OF_LOSS)
+    # A program that fails while it is being started, as short ones do, is told of as a mere ValueError.
+    return isinstance(error, ValueError) and FAILED_START.match(text) is not None
 
 
 def _leave(status: int) -> None:

@@ -6,7 +6,7 @@ import shlex
 import signal
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -52,6 +52,12 @@ def add_learn(commands: Any) -> None:
     command.add_argument(
         "--watch", nargs="?", type=int, const=0, metavar="PORT", help="show the report live, on this computer only"
     )
+    command.add_argument(
+        "--distributed",
+        action="store_true",
+        help="one of several processes that learn one model; OPVI_COORDINATOR, OPVI_PROCESSES and OPVI_PROCESS, or "
+        "the cluster, tell which. {process} in SOURCE stands for its number: a file for each",
+    )
     command.set_defaults(handler=learn)
 
 
@@ -95,36 +101,69 @@ def learn(options: argparse.Namespace) -> int:
     one_blas_thread()
     from opvi.learning import RunDirectory, Stopped
     from opvi.learning.learner import Stop
-    from opvi.learning.starting import ready
+    from opvi.learning.starting import alone
+    from opvi.learning.together import EndedError, Patient, leads, opened
 
+    if options.distributed and options.watch is not None:
+        raise CommandError("`--watch` shows a run of one process. Leave it out, and write `opvi report` when you like.")
     if options.run is None and options.source in (None, "-"):
         raise CommandError("`--run DIR` is missing: a pipe has no name to call its run by.")
     folder = options.run or Path(Path(options.source).name.split(".")[0] + ".run")
     run = RunDirectory(folder)
     again = ["opvi", "learn", *([options.source] if options.source else []), "--run", str(folder), "--resume"]
-    stop = Stop()
-    with _told(folder), _signals(stop):
-        try:
-            with run.checkpoints as kept:
-                made = ready(run, kept, _asked(options), stop)
-                try:
-                    _learn(made, stop, folder, options.watch)
-                finally:
-                    made.source.close()
-        except Stopped as why:
-            signal_name = str(why)
-            saved = run.checkpoints.newest()
-            rows = int(saved["state"].rows) if saved else 0
-            print(f"Stopped by {signal_name}. {rows:,} rows are learnt and saved. Go on:", file=sys.stderr)
-            print(f"  {shlex.join(again)}", file=sys.stderr)
-            return EXIT.get(signal_name, 1)
-    _end(made.learner, folder)
+    again += ["--distributed"] if options.distributed else []
+    with _told(folder), _connected(options.distributed):
+        stop = Patient() if options.distributed else Stop()
+        speaks = not options.distributed or leads()
+        with _signals(stop):
+            try:
+                with (opened if options.distributed else alone)(run, _asked(options), stop) as made:
+                    _learn(made, stop, folder, options.watch, speaks)
+            except Stopped as why:
+                if speaks:
+                    _stopped(str(why), run, again)
+                return EXIT.get(str(why), 1)
+            except EndedError as error:
+                print(f"opvi: {error}", file=sys.stderr)
+                return 1
+        if speaks:
+            _end(made.learner, folder)
     return 0
 
 
-def _learn(made: Any, stop: Any, folder: Path, watch: int | None) -> None:
+def _stopped(signal_name: str, run: Any, again: list[str]) -> None:
+    saved = run.checkpoints.newest()
+    rows = int(saved["state"].rows) if saved else 0
+    print(f"Stopped by {signal_name}. {rows:,} rows are learnt and saved. Go on:", file=sys.stderr)
+    print(f"  {shlex.join(again)}", file=sys.stderr)
+
+
+@contextmanager
+def _connected(distributed: bool) -> Iterator[None]:
+    """All processes as one, before anything else uses JAX."""
+    if not distributed:
+        yield
+        return
+    from opvi.distributed import LostProcessError, connected
+
+    with ExitStack() as stack:
+        try:
+            stack.enter_context(connected())
+        except ValueError as error:  # of the variables
+            raise CommandError(str(error)) from None
+        try:
+            with stack.pop_all():
+                yield
+        except LostProcessError as error:
+            raise CommandError(str(error)) from None
+
+
+def _learn(made: Any, stop: Any, folder: Path, watch: int | None, speaks: bool) -> None:
     from opvi.cli.screen import Screen
 
+    if not speaks:
+        made.learner.learn(made.source, made.first, stop)
+        return
     server = None
     if watch is not None:
         server = _served(made.learner, folder, watch)

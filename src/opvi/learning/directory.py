@@ -64,11 +64,17 @@ class RunDirectory:
                 f"{self.path} holds no run. Begin one: `opvi learn SOURCE --target COLUMN --run DIR`."
             ) from None
         except (ValueError, RecursionError) as error:
-            raise RunError(f"{path} is damaged: {error}. Without it the checkpoints cannot be understood.") from None
+            raise RunError(
+                f"{path} is damaged: {error}. Without it the checkpoints cannot be understood: put back a copy, or "
+                "begin again in another folder."
+            ) from None
         except OSError as error:
             raise RunError(f"{path} cannot be read: {error.strerror}.") from None
         if not isinstance(about, dict) or not isinstance(about.get("format"), int):
-            raise RunError(f"{path} is damaged: it does not say what the run is about.")
+            raise RunError(
+                f"{path} is damaged: it does not say what the run is about. Put back a copy, or begin again in another "
+                "folder."
+            )
         if about["format"] > FORMAT:
             raise RunError(
                 f"{self.path} has format {about['format']}, but this opvi reads up to {FORMAT}: a newer one wrote it. "
@@ -85,10 +91,10 @@ class RunDirectory:
 
     # --- rejected rows ------------------------------------------------------------------------
 
-    def open_rejected(self, size: int) -> tuple[int, int]:
+    def open_rejected(self, size: int, name: str = REJECTED) -> tuple[int, int]:
         """The file of rejected rows, cut to the size it had at the checkpoint; and its size, should it be shorter."""
         flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
-        file = os.open(self._inside(REJECTED), flags, 0o644)
+        file = os.open(self._inside(name), flags, 0o644)
         size = min(size, os.fstat(file).st_size)
         os.ftruncate(file, size)
         os.lseek(file, size, os.SEEK_SET)

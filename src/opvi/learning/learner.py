@@ -21,7 +21,7 @@ from opvi.learning.models import Settings, check_columns, model
 from opvi.learning.sample import Sample, keep
 from opvi.learning.sample import start as no_sample
 from opvi.tables import Block, Encoded, Rejected, Schema, Source
-from opvi.types import Batch
+from opvi.types import Batch, Tracker
 
 BATCH = 20  # rows learnt at once
 ROUNDS = 256  # batches between two looks at the clock
@@ -74,6 +74,7 @@ class Learner:
         settings: of the model.
         strict: stop at the first row that breaks the schema.
         save_every: seconds between checkpoints, at least.
+        spread: the model over several devices; as it is if not given.
     """
 
     def __init__(
@@ -85,10 +86,11 @@ class Learner:
         *,
         strict: bool = False,
         save_every: float = 30.0,
+        spread: Callable[[Tracker], Tracker] = lambda tracker: tracker,
     ):
         self.run, self.kept, self.schema, self.settings = run, kept, schema, settings
         self.strict, self.save_every = strict, save_every
-        self.tracker = model(schema, settings)
+        self.tracker = spread(model(schema, settings))
         self._key = jax.random.key(settings.seed)
         self._score = scoring.score(self.tracker, schema.task)
         features = len(schema.features)
@@ -184,50 +186,61 @@ class Learner:
             for block in itertools.chain(first, blocks_of(source, stop)):
                 check_columns(self.schema, block, source.name)
                 encoded = self.schema.encode(block)
-                self.places[-1] = self.places[-1]._replace(row=block.first + block.rows)
-                self.take(encoded)
-                while self.step(last=False):
-                    show(self, block.share)
-                    stop.check()
-                    if self.due():
-                        self.save()
-            while self.step(last=True):
-                show(self, 1.0)
+                self.take(encoded, block)
+                self._work(stop, show, block.share, last=False)
+            self._work(stop, show, 1.0, last=True)
             self.finished = True
+            self.save()
+        except (Exception, Stopped):  # not a second Ctrl-C, which may come at any moment
+            self.save()
+            raise
         finally:
-            try:
-                self.save()
-            finally:
-                os.close(self._lines)
+            os.close(self._lines)
         show(self, 1.0)
 
-    def take(self, encoded: Encoded) -> None:
-        """Rows into the waiting line; the bad ones into the file of rejected rows."""
+    def _work(
+        self, stop: Stop, show: Callable[["Learner", float | None], None], share: float | None, *, last: bool
+    ) -> None:
+        """The rows that wait; at the end of the source, to the last of them."""
+        while self.step(last):
+            show(self, share)
+            stop.check()
+            if self.due():
+                self.save()
+
+    def take(self, encoded: Encoded, block: Block) -> None:
+        """Rows into the waiting line, the bad ones into the file of rejected rows; or an error, and nothing changed."""
+        place = self.places[-1]
         if encoded.rejected:
-            self._reject(encoded.rejected)
+            self._reject(encoded.rejected, place.name)
         self.filled += encoded.filled
         if encoded.y is not None and len(encoded.y):
             x, y = self.waiting
             self.waiting = np.concatenate([x, encoded.x]), np.concatenate([y, encoded.y.astype(self._target)])
+        self.places[-1] = place._replace(row=block.first + block.rows)
 
-    def _reject(self, bad: list[Rejected]) -> None:
-        try:
-            data = self.run.as_lines(bad, self.places[-1].name)
-            while data:
-                written = os.write(self._lines, data)
-                data, self._size = data[written:], self._size + written
-        except OSError as error:
-            raise RunError(f"rejected rows could not be written to {self.run.path}: {error.strerror}.") from error
-        self.rejected += len(bad)
-        for one in bad:
-            kind = _kind(one.reason)
-            kind = kind if kind in self.kinds or len(self.kinds) < MOST_KINDS else OTHER
-            self.kinds[kind] = self.kinds.get(kind, 0) + 1
+    def _reject(self, bad: list[Rejected], name: str) -> None:
         if self.strict:
             raise RunError(
-                f"row {bad[0].row:,} of {self.places[-1].name} was rejected: {bad[0].reason}. It was not learnt, and "
-                "--strict stops here. Mend the row, or leave out --strict to set such rows aside."
+                f"row {bad[0].row:,} of {name} was rejected: {bad[0].reason}. It was not learnt, and --strict stops "
+                "here. Mend the row, or leave out --strict to set such rows aside; then go on with --resume."
             )
+        data = self.run.as_lines(bad, name)
+        size = self._size + len(data)
+        try:
+            while data:
+                data = data[os.write(self._lines, data) :]
+        except OSError as error:
+            os.ftruncate(self._lines, self._size)
+            os.lseek(self._lines, self._size, os.SEEK_SET)
+            raise RunError(
+                f"rejected rows could not be written to {self.run.path}: {error.strerror}. Make room, then go on with "
+                "--resume."
+            ) from error
+        self._size = size
+        self.rejected += len(bad)
+        for one in bad:
+            count_kind(self.kinds, _kind(one.reason))
 
     def step(self, last: bool) -> bool:
         """Some batches, predicted and then learnt; False if too few rows wait. At the end the last is a short one."""
@@ -237,15 +250,23 @@ class Learner:
             return False
         rows = min(max(count, 1) * BATCH, len(y))
         data, weight = self._stacked(x[:rows], y[:rows])
+        self.learn_batches(data, weight, max(count, 1))
         self.waiting = x[rows:], y[rows:]
-        rounds = max(count, 1)
-        self.state, (info, _, (scored,)) = advance(
+        return True
+
+    def learn_batches(self, data: tuple[np.ndarray, np.ndarray], weight: Any, rounds: int) -> None:
+        """The first `rounds` of stacked batches, predicted and then learnt; rows of weight 0 do not count."""
+        state, (info, _, (scored,)) = advance(
             self.tracker.step, None, (self._score,), self._key, self.state, Batch(data, weight), jnp.int32(rounds)
         )
-        info, scored = jax.tree.map(lambda leaf: np.asarray(leaf)[:rounds], (info, scored))
-        self.scores = scoring.add(self.scores, self.schema.task, scored, info, data[1][:rounds], weight[:rounds])
-        self.sample = keep(self.sample, x[:rows], self.settings.seed)
-        return True
+        info, scored = jax.tree.map(lambda leaf: leaf[:rounds], self.on_host((info, scored)))
+        scores = scoring.add(self.scores, self.schema.task, scored, info, data[1][:rounds], weight[:rounds])
+        sample = keep(self.sample, data[0][:rounds][weight[:rounds] > 0], self.settings.seed)
+        self.state, self.scores, self.sample = state, scores, sample
+
+    def on_host(self, tree: Any) -> Any:
+        """Arrays to read."""
+        return jax.tree.map(np.asarray, tree)
 
     def _stacked(self, x: np.ndarray, y: np.ndarray) -> tuple[tuple[np.ndarray, np.ndarray], Any]:
         """Rows and weights as `[room, BATCH, …]`. A short batch is padded; rounds past the last are never read."""
@@ -301,6 +322,12 @@ def _kind(reason: str) -> str:
     """The reason without the value, so that like ones are counted together; the column's name stays."""
     column, mark, rest = reason.partition("': ")
     return column + mark + VALUE.sub("…", rest) if mark else VALUE.sub("…", reason)
+
+
+def count_kind(kinds: dict[str, int], kind: str, count: int = 1) -> None:
+    """Some more of a kind; one too many of them is counted among the others."""
+    kind = kind if kind in kinds or len(kinds) < MOST_KINDS else OTHER
+    kinds[kind] = kinds.get(kind, 0) + count
 
 
 def blocks_of(source: Source, stop: Stop) -> Iterator[Block]:

@@ -1,6 +1,10 @@
 """The model behind a run: the recommended regressor or classifier, by settings that a run's folder keeps."""
 
+import math
+from functools import lru_cache
 from typing import Any, NamedTuple
+
+import jax
 
 from opvi.tables import Block, Schema, TableError
 from opvi.tracking import watched
@@ -8,6 +12,7 @@ from opvi.tracking.regressor import EARLY_ROWS
 from opvi.tracking.shared import shared_classifier, shared_regressor
 from opvi.types import Tracker
 
+MOST_BYTES = 1 << 30  # of a model's state
 HIDDEN = {"regression": (50,), "classification": (100,)}
 
 
@@ -24,16 +29,33 @@ class Settings(NamedTuple):
 
 def model(schema: Schema, settings: Settings) -> Tracker:
     """The tracker for a schema, with an alarm for changes in the data."""
+    return _model(schema.task, len(schema.features), len(schema.classes), settings)
+
+
+@lru_cache(8)  # runs of one kind share their compiled programs
+def _model(task: str, columns: int, classes: int, settings: Settings) -> Tracker:
     shared = {
-        "hidden": widths(schema.task, settings),
+        "hidden": widths(task, settings),
         "particles": settings.particles,
         "half_life": settings.half_life,
         "memory_rows": settings.memory_rows,
     }
-    columns = len(schema.features)
-    if schema.task == "regression":
-        return watched(shared_regressor(columns, warm_up=settings.warm_up, **shared))
-    return watched(shared_classifier(columns, max(2, len(schema.classes)), **shared))
+    if task == "regression":
+        return _checked(watched(shared_regressor(columns, warm_up=settings.warm_up, **shared)))
+    return _checked(watched(shared_classifier(columns, max(2, classes), **shared)))
+
+
+def _checked(tracker: Tracker) -> Tracker:
+    """Refuse a model that would not fit, before it takes the memory."""
+    state = jax.eval_shape(tracker.init, jax.random.key(0))
+    size = sum(math.prod(leaf.shape) * leaf.dtype.itemsize for leaf in jax.tree.leaves(state))
+    if size > MOST_BYTES:
+        raise ValueError(
+            f"the model would have {size / 2**30:.1f} GiB, and several times that while it learns, but at most "
+            f"{MOST_BYTES / 2**30:g} is allowed. Leave out columns, take fewer particles, or fewer classes; a linear "
+            "classifier grows with the square of columns times classes, one with hidden layers far less."
+        )
+    return tracker
 
 
 def widths(task: str, settings: Settings) -> tuple[int, ...]:

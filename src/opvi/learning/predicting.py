@@ -32,14 +32,33 @@ def learnt(run: RunDirectory) -> Learnt:
         schema, settings = Schema.from_json(about["schema"]), from_json(about["settings"])
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         raise RunError(f"{run.path / 'run.json'} is damaged: it does not describe a model ({error}).") from None
+    try:
+        tracker = model(schema, settings)
+    except (TypeError, ValueError) as error:
+        raise RunError(f"{run.path / 'run.json'} describes a model that cannot be made: {error}") from None
     kept = run.checkpoints
     tree = kept.newest()
+    if tree is None and kept.damaged:
+        raise RunError(
+            f"{run.path} has no checkpoint that is whole; the newest: {kept.damaged[0]} Learn again from the first "
+            "row: `opvi learn … --resume`."
+        )
     if tree is None:
-        spoilt = f" {kept.damaged[0]}" if kept.damaged else ""
-        raise RunError(f"{run.path} has no checkpoint yet.{spoilt} Let it learn first: `opvi learn … --resume`.")
+        raise RunError(f"{run.path} has no checkpoint yet. Let it learn first: `opvi learn … --resume`.")
     if not isinstance(tree, dict) or not {"state", "scores", "sample", "places", "kinds"} <= set(tree):
         raise RunError(f"the checkpoints of {run.path} hold something else than a run.")
-    return Learnt(about, schema, settings, model(schema, settings), tree, kept.damaged)
+    if not _fits(tracker, tree["state"]):
+        raise RunError(
+            f"the checkpoints of {run.path} hold a model of another shape than its run.json describes. One of the two "
+            "comes from another run."
+        )
+    return Learnt(about, schema, settings, tracker, tree, kept.damaged)
+
+
+def _fits(tracker: Tracker, state: Any) -> bool:
+    """Whether a state is one of this tracker's."""
+    fresh = jax.eval_shape(tracker.init, jax.random.key(0))
+    return bool(jax.tree.map(np.shape, fresh) == jax.tree.map(np.shape, state))
 
 
 def predict(
@@ -57,7 +76,9 @@ def predict(
     if known.schema.task == "regression" and not all(0 < q < 1 for q in quantiles):
         raise TableError(f"the quantiles are {list(quantiles)}, but each must lie strictly between 0 and 1.")
     told = _program(known, tuple(float(q) for q in quantiles))
+    some = False
     for block in source.blocks():
+        some = True
         check_columns(known.schema, block, source.name)
         encoded = known.schema.encode(block, with_target=False)
         at = encoded.row - block.first
@@ -73,6 +94,8 @@ def predict(
                 wide[at] = values
                 columns[name] = wide
         yield columns, encoded.rejected
+    if not some:  # the names of the columns all the same
+        yield {"row": np.arange(0), **told(np.zeros((0, len(known.schema.features)), np.float32))}, []
 
 
 def _program(known: Learnt, quantiles: tuple[float, ...]) -> Callable[[np.ndarray], dict[str, Any]]:

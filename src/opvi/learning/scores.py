@@ -4,6 +4,7 @@ All sums are taken in the order of the batches, so that they do not depend on wh
 """
 
 from collections.abc import Callable
+from functools import lru_cache
 from typing import Any, NamedTuple
 
 import jax
@@ -31,6 +32,7 @@ class Scored(NamedTuple):
     right: Array  # [15]
 
 
+@lru_cache(8)  # one function a tracker: it is part of what a compiled loop is known by
 def score(tracker: Tracker, task: str) -> Callable[[Any, Any, Batch], Scored]:
     """A function for the compiled loop: what the state before a batch said about it."""
 

@@ -1,7 +1,8 @@
 """How a run begins, and how it goes on: which source, from which row, with which schema."""
 
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -30,6 +31,8 @@ class Asked(NamedTuple):
     replayed: bool = False  # a pipe that starts again from its first row
     strict: bool = False
     save_every: float = 30.0
+    processes: int = 1  # that read a file of their own each
+    pattern: str | None = None  # of the names of those files
 
 
 class Ready(NamedTuple):
@@ -41,18 +44,31 @@ class Ready(NamedTuple):
     messages: list[str]
 
 
-def ready(run: RunDirectory, kept: Checkpoints, asked: Asked, stop: Stop) -> Ready:
+@contextmanager
+def alone(run: RunDirectory, asked: Asked, stop: Stop) -> Iterator[Ready]:
+    """A run of this process, locked against others; its source is closed at the end."""
+    with run.checkpoints as kept:
+        made = ready(run, kept, asked, stop)
+        try:
+            yield made
+        finally:
+            made.source.close()
+
+
+def ready(
+    run: RunDirectory, kept: Checkpoints, asked: Asked, stop: Stop, make: Callable[..., Learner] = Learner
+) -> Ready:
     """A run that may begin, or go on from its last good checkpoint."""
     if run.exists and not asked.resume:
         raise RunError(
             f"{run.path} holds a run already. Go on with it: `--resume`. Or choose another folder: `--run DIR`."
         )
     if run.exists:
-        return _resumed(run, kept, asked, stop)
-    return _begun(run, kept, asked, stop)
+        return _resumed(run, kept, asked, make)
+    return _begun(run, kept, asked, stop, make)
 
 
-def _begun(run: RunDirectory, kept: Checkpoints, asked: Asked, stop: Stop) -> Ready:
+def _begun(run: RunDirectory, kept: Checkpoints, asked: Asked, stop: Stop, make: Callable[..., Learner]) -> Ready:
     if asked.source is None:
         raise RunError(f"there is no run in {run.path} to go on with, and no SOURCE to begin one from. Name a file.")
     if asked.target is None:
@@ -61,10 +77,11 @@ def _begun(run: RunDirectory, kept: Checkpoints, asked: Asked, stop: Stop) -> Re
     try:
         first = _some(source, asked.first_rows, stop)
         schema = settle(first, asked.target, asked.task, asked.classes, asked.leave_out, asked.first_rows)
-        learner = _learner(run, kept, schema, asked.settings, asked)
+        learner = _learner(make, run, kept, schema, asked.settings, asked)
         run.begin(
             {
-                "source": source.name,
+                "source": asked.pattern or source.name,
+                "processes": asked.processes,
                 "schema": schema.to_json(),
                 "settings": as_json(asked.settings),
                 "versions": versions(),
@@ -79,7 +96,7 @@ def _begun(run: RunDirectory, kept: Checkpoints, asked: Asked, stop: Stop) -> Re
     return Ready(learner, source, first, [*again, *schema.notes])
 
 
-def _resumed(run: RunDirectory, kept: Checkpoints, asked: Asked, stop: Stop) -> Ready:
+def _resumed(run: RunDirectory, kept: Checkpoints, asked: Asked, make: Callable[..., Learner]) -> Ready:
     about = run.about()
     try:
         schema, settings = Schema.from_json(about["schema"]), from_json(about["settings"])
@@ -89,7 +106,8 @@ def _resumed(run: RunDirectory, kept: Checkpoints, asked: Asked, stop: Stop) -> 
         raise RunError(
             f"`--target` is {asked.target!r}, but the run in {run.path} learns to predict {schema.target!r}."
         )
-    learner = _learner(run, kept, schema, settings, asked)
+    _check_processes(run, about.get("processes", 1), asked)
+    learner = _learner(make, run, kept, schema, settings, asked)
     found = kept.newest()
     messages = [f"{message} Passed over; the one before it is taken." for message in kept.damaged]
     if found is not None:
@@ -98,6 +116,20 @@ def _resumed(run: RunDirectory, kept: Checkpoints, asked: Asked, stop: Stop) -> 
         messages.append("No checkpoint is whole: beginning again from the first row.")
     source, told = _source(learner, asked, about)
     return Ready(learner, source, [], [*messages, told])
+
+
+def _check_processes(run: RunDirectory, before: int, asked: Asked) -> None:
+    """Each file of several belongs to a process, so there must be as many again."""
+    if before == asked.processes:
+        return
+    if before == 1:
+        raise RunError(
+            f"the run in {run.path} learns from one file, so all processes must read it: a SOURCE without {{process}}."
+        )
+    raise RunError(
+        f"the run in {run.path} learns from the files of {before} processes, but now there would be "
+        f"{asked.processes}. Go on with {before}: `opvi learn --distributed --resume`, with OPVI_PROCESSES={before}."
+    )
 
 
 def _source(learner: Learner, asked: Asked, about: dict[str, Any]) -> tuple[Source, str]:
@@ -131,9 +163,16 @@ def _source(learner: Learner, asked: Asked, about: dict[str, Any]) -> tuple[Sour
     return source, f"Going on after {learner.rows:,} rows, with {path} from its first row."
 
 
-def _learner(run: RunDirectory, kept: Checkpoints, schema: Schema, settings: Settings, asked: Asked) -> Learner:
+def _learner(
+    make: Callable[..., Learner],
+    run: RunDirectory,
+    kept: Checkpoints,
+    schema: Schema,
+    settings: Settings,
+    asked: Asked,
+) -> Learner:
     try:
-        return Learner(run, kept, schema, settings, strict=asked.strict, save_every=asked.save_every)
+        return make(run, kept, schema, settings, strict=asked.strict, save_every=asked.save_every)
     except (ValueError, TypeError) as error:  # of the model: particles, hidden layers, half-life
         raise RunError(str(error)) from None
 

@@ -1,5 +1,6 @@
 """The schema, settled on the first rows."""
 
+import re
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from typing import Any
@@ -9,7 +10,7 @@ import pyarrow as pa
 
 from opvi.tables.block import Block, TableError, cut, quoted
 from opvi.tables.delimited import NUMBER
-from opvi.tables.schema import DAY, HASHED, Column, Schema, raw
+from opvi.tables.schema import DAY, HASHED, Column, Schema, labels_of, raw
 from opvi.tables.source import named
 from opvi.tables.values import Values, as_booleans, as_dates, as_levels, as_numbers, label
 from opvi.types import LARGEST_VALUE
@@ -22,6 +23,9 @@ DIFFERENT = 0.9  # of the values: a text that tells rows apart, and nothing else
 WHOLE_CLASSES = 10  # a whole-number target with more values is a regression's
 COUNTED = 20  # rows from which on a row number is recognised
 CONVERT = {"number": as_numbers, "boolean": as_booleans, "date": as_dates}
+# Texts that a person reads as numbers or dates: €5, 12 %, 1,234.5 and 3,14; 31/01/2024 and 31.1.24.
+LIKE_NUMBERS = re.compile(r"[+-]?[$£€¥]? ?[+-]?(?:\d{1,3}(?:[,.' ]\d{3})+|\d+)(?:[.,]\d+)? ?[%$£€¥]?", re.ASCII)
+LIKE_DATES = re.compile(r"(?:\d{1,2}([/.-])\d{1,2}\1\d{2,4}|\d{4}([/.])\d{1,2}\2\d{1,2})(?:[ T].*)?", re.ASCII)
 
 
 def settle(
@@ -50,8 +54,12 @@ def settle(
     count = sum(len(block.numbers) for block in blocks)
     if not count:
         malformed = [rejected for block in blocks for rejected in block.malformed]
-        first = f" The first was rejected: {malformed[0].reason}." if malformed else ""
-        raise TableError(f"there is no row to learn from among the first {sum(b.rows for b in blocks)}.{first}")
+        if not malformed:
+            raise TableError("there is no row to learn from: the source holds none.")
+        raise TableError(
+            f"there is no row to learn from among the first {len(malformed):,}. The first was rejected: "
+            f"{malformed[0].reason}."
+        )
     names = list(dict.fromkeys(name for block in blocks for name in [*block.columns, *block.nested]))
     for name in (target, *leave_out):
         if name not in names:
@@ -165,11 +173,22 @@ def _column(first: First, alone: bool) -> tuple[Column | None, str]:
 def _text(first: First) -> tuple[Column | None, str]:
     texts, levels = first.levels()
     gaps = bool(len(texts) < len(first.odd) - first.odd.sum())
+    like, plain = _like(texts)
+    hint = f"{quoted(texts[0])} and others look like {like}; write {plain} to have them learnt so" if like else ""
     if len(levels) <= LEVELS:
-        return Column(first.name, "levels", gaps, levels=sorted(levels)), ""
+        return Column(first.name, "levels", gaps, levels=sorted(levels)), hint and f"taken as text: {hint}"
+    hint = hint and f": {hint}"
     if len(levels) >= DIFFERENT * len(texts):
-        return None, f"left out: {'' if len(levels) == len(texts) else 'nearly '}every value differs"
-    return Column(first.name, "hashed", gaps), f"has {len(levels)} different texts: hashed into {HASHED} columns"
+        return None, f"left out: {'' if len(levels) == len(texts) else 'nearly '}every value differs{hint}"
+    return Column(first.name, "hashed", gaps), f"has {len(levels)} different texts: hashed into {HASHED} columns{hint}"
+
+
+def _like(texts: list[str]) -> tuple[str, str]:
+    """What texts were probably meant to be, and how that is written; nothing if they are just texts."""
+    for pattern, like, plain in ((LIKE_NUMBERS, "numbers", "1234.5"), (LIKE_DATES, "dates", "2024-01-31")):
+        if sum(pattern.fullmatch(text) is not None for text in texts) >= NEARLY * len(texts):
+            return like, plain
+    return "", ""
 
 
 def _task(first: First, task: str, classes: Sequence[str] | None, notes: list[str]) -> tuple[str, str, Sequence[str]]:
@@ -178,7 +197,9 @@ def _task(first: First, task: str, classes: Sequence[str] | None, notes: list[st
     if first.nested or first.kind in ("", "other"):
         raise TableError(f"{where} has no value among the first rows, or holds lists or objects. Choose another.")
     if classes is not None and task != "regression":
-        return "classification", *_given(classes, where)
+        labels, given = _given(classes, where)
+        _compare(first, labels, given, where, notes)
+        return "classification", labels, given
     numeric = first.kind == "number"
     values = first.values("number") if numeric else None
     data = np.unique(values.data[~values.missing & ~values.bad]) if values else np.empty(0)
@@ -200,6 +221,12 @@ def _task(first: First, task: str, classes: Sequence[str] | None, notes: list[st
         labels, found = "boolean", ["false", "true"]
     else:
         labels, found = "text", sorted(first.levels()[1])
+        like, plain = _like(first.levels()[0])
+        if task == "auto" and like:
+            raise TableError(
+                f"{where} holds texts such as {quoted(found[0])}, which look like {like}. Write them like {plain}; or, "
+                "if they are labels, say so: task classification."
+            )
     _refuse_single(found, where)
     rows = len(first.levels()[0])
     if len(found) > LEVELS and len(found) >= DIFFERENT * rows:
@@ -222,6 +249,14 @@ def _given(classes: Sequence[str], where: str) -> tuple[str, list[str]]:
     return labels, names
 
 
+def _compare(first: First, labels: str, classes: list[str], where: str, notes: list[str]) -> None:
+    """The classes that the user named, held against the first rows."""
+    parts = [labels_of(array, labels, classes) for array in first.arrays]
+    other = np.concatenate([(codes < 0) & ~missing for codes, missing in parts])
+    if other.any():
+        notes.append(f"{where}: {other.sum():,} of the first rows hold none of the classes given, and are rejected")
+
+
 def _refuse_single(found: list[str], where: str) -> None:
     if len(found) < 2:
         only = f"only the value {quoted(found[0])}" if found else "no sound value"
@@ -238,7 +273,8 @@ def _holds(first: First) -> str:
 def _schema(target: str, task: str, classes: list[str], labels: str, columns: list[Column], notes: list[str]) -> Schema:
     """All of it, with names that differ."""
     if not columns:
-        raise TableError(f"no column is left to learn from. {' '.join(note + '.' for note in notes)}")
+        why = " ".join(f"{note}." for note in notes)
+        raise TableError(f"no column is left to learn from. {why or 'At least one besides the target is needed.'}")
     names = [(name, column.name) for column in columns for name in column.features]
     if len(names) > MOST_FEATURES:
         widest = sorted(columns, key=lambda column: -len(column.features))[:3]

@@ -4,7 +4,8 @@ import json
 import os
 import sys
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
@@ -51,9 +52,12 @@ class Writer:
         if self.path == "-":
             self._file: Any = sys.stdout.buffer
             return self
-        folder = Path(self.path).absolute().parent
+        self._place = Path(self.path).resolve()  # what a link stands for is written, and the link stays
         try:
-            handle, self._temporary = tempfile.mkstemp(prefix=".", suffix=".part", dir=folder)
+            if self._place.exists() and not self._place.is_file():  # a device or a named pipe; a folder is an error
+                self._file = self._place.open("wb")
+                return self
+            handle, self._temporary = tempfile.mkstemp(prefix=".", suffix=".part", dir=self._place.parent)
         except OSError as error:
             raise TableError(f"{self.path} cannot be written: {error.strerror}.") from None
         self._file = os.fdopen(handle, "wb")
@@ -62,6 +66,10 @@ class Writer:
     def write(self, columns: Mapping[str, Any]) -> None:
         """Some rows: names to arrays of numbers (NaN is written as a gap) or lists of texts."""
         table = pa.table({name: _array(values) for name, values in columns.items()})
+        with self._errors():
+            self._write(table)
+
+    def _write(self, table: Any) -> None:
         if self.format == "parquet":
             self._parquet = self._parquet or pyarrow.parquet.ParquetWriter(self._file, table.schema)
             self._parquet.write_table(table)
@@ -76,16 +84,38 @@ class Writer:
             self._file.flush()
 
     def __exit__(self, kind: type | None, error: BaseException | None, trace: TracebackType | None) -> None:
-        if self._parquet is not None:
-            self._parquet.close()
-        if self._temporary is None:
-            return
-        self._file.close()
-        if kind is None:
+        try:
+            with self._errors():
+                self._finish(whole=kind is None)
+        except TableError:
+            if kind is None:  # otherwise the first error is the one to tell of
+                raise
+        finally:
+            if self._temporary is not None:
+                Path(self._temporary).unlink(missing_ok=True)
+
+    @contextmanager
+    def _errors(self) -> Iterator[None]:
+        try:
+            yield
+        except BrokenPipeError:  # whoever reads has enough: not an error to tell of
+            raise
+        except OSError as error:
+            why = error.strerror or error
+            raise TableError(f"{self.path} cannot be written: {why}. Make room, or choose another place.") from None
+
+    def _finish(self, whole: bool) -> None:
+        """Close what is open, each whatever becomes of the other; a whole file gets its name."""
+        try:
+            if self._parquet is not None:
+                self._parquet.close()
+        finally:
+            if self.path != "-":
+                self._file.close()
+        if whole and self._temporary is not None:
             Path(self._temporary).chmod(0o644)
-            Path(self._temporary).replace(self.path)
-        else:
-            Path(self._temporary).unlink(missing_ok=True)
+            Path(self._temporary).replace(self._place)
+            self._temporary = None
 
 
 def _array(values: Any) -> Any:
