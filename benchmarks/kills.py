@@ -44,7 +44,7 @@ def start(table: Path, folder: Path, more: list[str], cache: Path) -> subprocess
     environment = {
         **os.environ,
         "JAX_COMPILATION_CACHE_DIR": str(cache),
-        "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0.1",
+        "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0",
     }
     return subprocess.Popen(command, env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE)
 
@@ -86,8 +86,8 @@ def newest(folder: Path) -> str:
     return max((path.name for path in (folder / "checkpoints").glob("*.opvi")), default="")
 
 
-def trial(table: Path, work: Path, kills: int, more: list[str], seed: int = 0) -> dict[str, Any]:
-    """One run left alone, one killed `kills` times at random moments after it began to learn."""
+def trial(table: Path, work: Path, kills: int, more: list[str], within: float = 0.3, seed: int = 0) -> dict[str, Any]:
+    """One run left alone, one killed `kills` times, at random moments `within` seconds after it saved something."""
     whole, killed, cache = work / "whole", work / "killed", work / "programs"
     finish(start(table, whole, more, cache))
     chance = random.Random(seed)
@@ -99,14 +99,15 @@ def trial(table: Path, work: Path, kills: int, more: list[str], seed: int = 0) -
         wait = chance.random() < 0.9
         while wait and newest(killed) == before and process.poll() is None:
             time.sleep(0.002)
-        time.sleep(chance.random() * 0.3)
+        time.sleep(chance.random() * within)
         if process.poll() is not None:
+            process.communicate()
             early += 1
             if early > 3:
                 raise RuntimeError(f"the run ended after {done} kills: give it more rows.")
             continue
         process.send_signal(signal.SIGKILL)
-        process.wait()
+        process.communicate()
         done += 1
     finish(start(table, killed, more, cache))
     return {"kills": done, "same_bits": same(result(table, whole), result(table, killed))}

@@ -7,7 +7,7 @@ import jax
 import pytest
 
 from opvi.learning import RunDirectory, RunError, Settings, predict, scores
-from opvi.learning.models import as_json, model
+from opvi.learning.models import as_json, described, model
 from opvi.learning.predicting import learnt
 from opvi.learning.sample import start
 from opvi.tables import Schema, open_source, settle
@@ -33,6 +33,7 @@ def run(tmp_path: Path, schema: Schema) -> RunDirectory:
         "sample": start(len(schema.features)),
         "places": [],
         "kinds": {},
+        "about": described(schema, SETTINGS),
     }
     with run.checkpoints as kept:
         kept.save(1, tree)
@@ -58,7 +59,7 @@ def test_a_table_without_rows_has_its_columns_named(run: RunDirectory, tmp_path:
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"particles": 4}, "another shape than its run.json describes"),
+        ({"particles": 4}, "describes other columns or another model"),
         ({"particles": "two"}, "cannot be made: `particles` is 'two'"),
         ({"particles": [2]}, "cannot be made"),
         ({"hidden": [0]}, "cannot be made: `hidden`"),

@@ -132,7 +132,7 @@ class Checkpoints:
     def save(self, number: int, tree: Any) -> Path:
         """Save under a number that grows, such as the rounds done; older ones beyond `keep` are deleted."""
         path = save(self.folder / f"{number:015d}{ENDING}", tree)
-        old = self._paths()[self.keep :]
+        old = [other for other in self._paths() if other != path][self.keep - 1 :]
         for other in [*old, *self.folder.glob(".*.part")]:  # parts: of a process killed while it wrote
             other.unlink(missing_ok=True)
         return path
@@ -154,6 +154,11 @@ class Checkpoints:
                 if self._lock is not None:
                     path.rename(path.with_suffix(DAMAGED))
         return None
+
+    @property
+    def begun(self) -> bool:
+        """Whether anything was saved here."""
+        return bool(self._paths())
 
     def _paths(self) -> list[Path]:
         """The newest first."""

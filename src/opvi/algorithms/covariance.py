@@ -10,6 +10,7 @@ from opvi.types import Array
 
 MEND_EVERY = 16  # updates; rounding makes matrices lopsided, and a transpose is slow
 SMALLEST_SHARE = 1e-6  # of the largest variance allowed: below it a variance is rounding error
+LOOSENING = 5e-4  # of what forgetting adds to the variances, the share that it adds to each alone
 
 Tree = TypeVar("Tree")
 
@@ -45,6 +46,11 @@ def variances(C: Covariance) -> Array:
 def shed(C: Covariance, Z: Array, gamma: Array, largest: Array) -> Covariance:
     r"""$(C - Z^\top Z)/\gamma$, scaled back where a variance would exceed `largest`.
 
+    Where data determine some directions well and others not at all, the variances of the first are below the rounding
+    errors of the matrix, and may come out negative; forgetting then lets them grow without end. So the correlations
+    are forgotten a little, too: the diagonal gets $5 \cdot 10^{-4} (1/\gamma - 1)$ of itself on top, which keeps every
+    direction above rounding and is small beside what forgetting adds anyway.
+
     Args:
         C: the covariance.
         Z: rows to take off, `[n, K, R, D]`.
@@ -55,12 +61,15 @@ def shed(C: Covariance, Z: Array, gamma: Array, largest: Array) -> Covariance:
     variance = jnp.maximum(variances(C) - (Z**2).sum(2), SMALLEST_SHARE * largest)
     scale = jnp.sqrt(jnp.minimum(1, largest * gamma / variance) / gamma)
     Z = Z * scale[:, :, None]
+    diagonal = jnp.eye(Z.shape[-1], dtype=Z.dtype)[None, None]
+    after = variance * scale**2
+    loose = LOOSENING * (1 / gamma - 1) * after
     matrices = C.matrices * (scale[..., :, None] * scale[..., None, :]) - jnp.einsum("nkrd,nkre->nkde", Z, Z)
+    matrices = matrices + loose[..., None] * diagonal
 
     def mend(matrices: Array) -> Array:
         """Symmetric again (forgetting would let the lopsided part grow), and with the floor under the variances."""
-        off = 1 - jnp.eye(matrices.shape[-1], dtype=matrices.dtype)[None, None]
-        return (matrices + matrices.mT) / 2 * off + (variance * scale**2)[..., None] * (1 - off)
+        return (matrices + matrices.mT) / 2 * (1 - diagonal) + (after + loose)[..., None] * diagonal
 
     moved = (Z != 0).any()  # a refused batch takes nothing off, and leaves everything as it was
     updates = jnp.where(moved, (C.updates + 1) % MEND_EVERY, C.updates)

@@ -1,6 +1,7 @@
 """What the commands share."""
 
 import argparse
+from collections.abc import Callable
 
 
 class CommandError(Exception):
@@ -13,6 +14,18 @@ def positive(text: str) -> int:
     if value < 1:
         raise argparse.ArgumentTypeError(f"{value} is not at least 1")
     return value
+
+
+def between(low: int, high: int) -> Callable[[str], int]:
+    """Whole numbers from `low` to `high`."""
+
+    def whole(text: str) -> int:
+        value = int(text)
+        if not low <= value <= high:
+            raise argparse.ArgumentTypeError(f"{value} does not lie between {low} and {high}")
+        return value
+
+    return whole
 
 
 def above_zero(text: str) -> float:

@@ -10,7 +10,7 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
-from opvi.cli.common import CommandError, above_zero, need_rich, one_blas_thread, positive
+from opvi.cli.common import CommandError, above_zero, between, need_rich, one_blas_thread, positive
 
 EXIT = {"SIGINT": 130, "SIGTERM": 143}  # what a shell reports
 
@@ -44,13 +44,20 @@ def add_learn(commands: Any) -> None:
     command.add_argument(
         "--half-life", type=above_zero, metavar="ROWS", help="older rows count half; found out if not given"
     )
-    command.add_argument("--memory-rows", type=int, default=0, metavar="N", help="rows kept to learn from again")
-    command.add_argument("--seed", type=int, default=0)
+    command.add_argument(
+        "--memory-rows", type=between(0, 10**7), default=0, metavar="N", help="rows kept to learn from again"
+    )
+    command.add_argument("--seed", type=between(0, 2**32 - 1), default=0)
     command.add_argument(
         "--save-every", type=above_zero, default=30.0, metavar="SECONDS", help="between checkpoints (default: 30)"
     )
     command.add_argument(
-        "--watch", nargs="?", type=int, const=0, metavar="PORT", help="show the report live, on this computer only"
+        "--watch",
+        nargs="?",
+        type=between(0, 65535),
+        const=0,
+        metavar="PORT",
+        help="show the report live, on this computer only",
     )
     command.add_argument(
         "--distributed",
@@ -106,11 +113,14 @@ def learn(options: argparse.Namespace) -> int:
 
     if options.distributed and options.watch is not None:
         raise CommandError("`--watch` shows a run of one process. Leave it out, and write `opvi report` when you like.")
+    if options.source is None and not options.resume:
+        raise CommandError("SOURCE is missing: which file shall be learnt? `-` reads a pipe.")
     if options.run is None and options.source in (None, "-"):
         raise CommandError("`--run DIR` is missing: a pipe has no name to call its run by.")
     folder = options.run or Path(Path(options.source).name.split(".")[0] + ".run")
     run = RunDirectory(folder)
     again = ["opvi", "learn", *([options.source] if options.source else []), "--run", str(folder), "--resume"]
+    again += ["--target", options.target] if options.target else []
     again += ["--distributed"] if options.distributed else []
     with _told(folder), _connected(options.distributed):
         stop = Patient() if options.distributed else Stop()
@@ -191,7 +201,7 @@ def _served(learner: Any, folder: Path, port: int) -> Any:
     try:
         return serve(made, port)
     except OSError as error:
-        raise CommandError(f"the port {port} cannot be listened on: {error}. Try another: `--watch PORT`.") from None
+        raise CommandError(f"`--watch {port}`: {error}") from None
 
 
 def _asked(options: argparse.Namespace) -> Any:

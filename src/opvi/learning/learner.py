@@ -17,7 +17,7 @@ from opvi.checkpoint import CheckpointError, Checkpoints
 from opvi.inference import CHUNK_BYTES, LARGEST_SHARE, advance
 from opvi.learning import scores as scoring
 from opvi.learning.directory import RunDirectory, RunError
-from opvi.learning.models import Settings, check_columns, model
+from opvi.learning.models import Settings, check_columns, described, model
 from opvi.learning.sample import Sample, keep
 from opvi.learning.sample import start as no_sample
 from opvi.tables import Block, Encoded, Rejected, Schema, Source
@@ -139,11 +139,17 @@ class Learner:
             "filled": self.filled,
             "finished": self.finished,
             "saves": self.saves,
+            "about": described(self.schema, self.settings),
         }
 
     def restore(self, tree: Any) -> Self:
         """Go on from a checkpoint."""
         try:
+            if tree["about"] != described(self.schema, self.settings):
+                raise RunError(
+                    f"{self.run.path / 'run.json'} describes other columns or another model than the checkpoints were "
+                    "saved with. Bring the old one back."
+                )
             if jax.tree.map(np.shape, tree["state"]) != jax.tree.map(np.shape, self.state):
                 raise RunError(
                     f"the checkpoints of {self.run.path} hold a model of another shape than its run.json describes. "

@@ -1,5 +1,6 @@
 """The model behind a run: the recommended regressor or classifier, by settings that a run's folder keeps."""
 
+import json
 import math
 from functools import lru_cache
 from typing import Any, NamedTuple
@@ -66,6 +67,11 @@ def widths(task: str, settings: Settings) -> tuple[int, ...]:
 def as_json(settings: Settings) -> dict[str, Any]:
     """Plain values."""
     return settings._asdict()
+
+
+def described(schema: Schema, settings: Settings) -> str:
+    """Columns and model as a text, which every checkpoint carries: it belongs to these and to no others."""
+    return json.dumps([schema.to_json(), as_json(settings)], sort_keys=True)
 
 
 def from_json(values: dict[str, Any]) -> Settings:

@@ -7,7 +7,7 @@ import jax
 import numpy as np
 
 from opvi.learning.directory import RunDirectory, RunError
-from opvi.learning.models import Settings, check_columns, from_json, model
+from opvi.learning.models import Settings, check_columns, described, from_json, model
 from opvi.tables import Rejected, Schema, Source, TableError
 from opvi.types import Array, Tracker
 
@@ -47,10 +47,10 @@ def learnt(run: RunDirectory) -> Learnt:
         raise RunError(f"{run.path} has no checkpoint yet. Let it learn first: `opvi learn … --resume`.")
     if not isinstance(tree, dict) or not {"state", "scores", "sample", "places", "kinds"} <= set(tree):
         raise RunError(f"the checkpoints of {run.path} hold something else than a run.")
-    if not _fits(tracker, tree["state"]):
+    if tree.get("about") != described(schema, settings) or not _fits(tracker, tree["state"]):
         raise RunError(
-            f"the checkpoints of {run.path} hold a model of another shape than its run.json describes. One of the two "
-            "comes from another run."
+            f"{run.path / 'run.json'} describes other columns or another model than the checkpoints were saved with. "
+            "Bring the old one back."
         )
     return Learnt(about, schema, settings, tracker, tree, kept.damaged)
 

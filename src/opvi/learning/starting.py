@@ -59,12 +59,17 @@ def ready(
     run: RunDirectory, kept: Checkpoints, asked: Asked, stop: Stop, make: Callable[..., Learner] = Learner
 ) -> Ready:
     """A run that may begin, or go on from its last good checkpoint."""
-    if run.exists and not asked.resume:
+    if run.exists and kept.begun and not asked.resume:
         raise RunError(
             f"{run.path} holds a run already. Go on with it: `--resume`. Or choose another folder: `--run DIR`."
         )
-    if run.exists:
+    if run.exists and asked.resume:
         return _resumed(run, kept, asked, make)
+    if kept.begun:
+        raise RunError(
+            f"{run.path} holds checkpoints, but no run.json that says what they are about. Bring it back, or choose "
+            "another folder: `--run DIR`."
+        )
     return _begun(run, kept, asked, stop, make)
 
 
@@ -109,7 +114,7 @@ def _resumed(run: RunDirectory, kept: Checkpoints, asked: Asked, make: Callable[
     _check_processes(run, about.get("processes", 1), asked)
     learner = _learner(make, run, kept, schema, settings, asked)
     found = kept.newest()
-    messages = [f"{message} Passed over; the one before it is taken." for message in kept.damaged]
+    messages = [f"{message} Passed over." for message in kept.damaged]
     if found is not None:
         learner.restore(found)
     elif kept.damaged:
@@ -150,9 +155,12 @@ def _source(learner: Learner, asked: Asked, about: dict[str, Any]) -> tuple[Sour
         learner.places.append(last._replace(name="standard input", fingerprint=None))
         return open_source(path, format, skip=last.row), f"Going on after row {last.row:,} of the pipe."
     source = open_source(path, format)
-    if source.begins_like(last.fingerprint):
+    known = next((place for place in reversed(learner.places) if source.begins_like(place.fingerprint)), None)
+    if known is not None:
         source.close()
-        return open_source(path, format, skip=last.row), f"Going on with {path} after row {last.row:,}."
+        if known is not last:
+            learner.places.append(known)
+        return open_source(path, format, skip=known.row), f"Going on with {path} after row {known.row:,}."
     if asked.source is None or Path(path).absolute() == Path(last.name).absolute():
         source.close()
         raise RunError(

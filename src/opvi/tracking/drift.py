@@ -104,7 +104,9 @@ def watched(tracker: Tracker) -> Tracker:
     @compiled
     def step(key: Key, state: WatchedState, batch: Batch) -> tuple[WatchedState, WatchedInfo]:
         inner, info = tracker.step(key, state.inner, batch)
-        detector, changed = update(state.detector, -info.log_predictive)
+        # The first batch was predicted from nothing: its loss says nothing about later ones.
+        loss = jnp.where(state.inner.rows > 0, -info.log_predictive, jnp.nan)
+        detector, changed = update(state.detector, loss)
         told = WatchedInfo(info.rows, info.log_predictive, info.drift, info.finite, changed, info)
         return WatchedState(inner, detector), told
 

@@ -25,6 +25,7 @@ EARLY_ROWS = 1000  # until then rows are learnt in pairs, and the scale follows 
 EARLY_CHUNK = 2
 CHUNK = 32  # rows learnt at once afterwards
 LARGEST_SURPRISE = 5.0  # standard deviations; an outlier teaches no more than this
+SMALLEST_SURPRISE = 0.5  # a row's predictive variance over its noise: 1 or more, but for rounding
 LARGEST_TARGET = 1e4  # standard deviations
 SCALE_MEMORY = 50_000.0  # rows
 SCALE_OFF = 0.25  # in deviations, or in their logarithm: the scale in use is out of date
@@ -174,8 +175,10 @@ def regressor(
         limit = LARGEST_SURPRISE * jnp.sqrt(jnp.diagonal(S, axis1=1, axis2=2))
         surprise = jnp.einsum("nrs,ns->nr", inverse, jnp.clip(residual * root_weight, -limit, limit))
         move = blocks.scatter(jnp.einsum("nkrd,nr->nkd", Z, surprise))
-        # A particle whose update is not finite sits it out, and forgets its correlations: they are the cause.
-        good = jnp.isfinite(move.sum(1) + (Z**2).sum((1, 2, 3)))
+        # A particle whose update is not finite sits it out, and forgets its correlations: they are the cause. So does
+        # one that holds a negative variance for a prediction, which the update would make more negative still.
+        sound = (jnp.diagonal(S, axis1=1, axis2=2) > SMALLEST_SURPRISE).all(1)
+        good = sound & jnp.isfinite(move.sum(1) + (Z**2).sum((1, 2, 3)))
         move = jnp.where(good[:, None], move, 0)
         Z = jnp.where(good[:, None, None, None], Z, 0)
         past = covariance.shed(state.past, Z, jnp.where(good, memory, 1), LARGEST_GROWTH * prior(dtype))
