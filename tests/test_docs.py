@@ -20,6 +20,8 @@ PAGES += [f"docs/guides/{name}.md" for name in ("regression", "drift", "numpyro"
 SHORTER = {
     "ROWS, CHANGE = 4000, 2000": "ROWS, CHANGE = 600, 300",
     "BRANCHES, DAYS = 5, 120": "BRANCHES, DAYS = 5, 20",
+    "opvi.stream((X[:1900], y[:1900]), batch_size=20)": "opvi.stream((X[:300], y[:300]), batch_size=20)",
+    "opvi.stream((X[:600], labels[:600]), batch_size=20)": "opvi.stream((X[:200], labels[:200]), batch_size=20)",
 }
 
 
