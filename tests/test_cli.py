@@ -44,7 +44,7 @@ def run(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Any:
 def test_every_experiment_runs_in_seconds(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     commands = [
         (["synthetic", "--mode", "best", "--variance", "4"], "synthetic-best-variance-4-smoke", "best"),
-        (["kin8nm", "--mode", "text"], "kin8nm-text-smoke", "best (tanh)"),
+        (["kin8nm", "--mode", "best"], "kin8nm-best-smoke", "best (tanh)"),
         (["mnist", "--mode", "authors"], "mnist-authors-smoke", "LD full"),
     ]
     for words, name, row in commands:
