@@ -110,12 +110,12 @@ def speed(rows: int, task: str, hidden: tuple[int, ...] | None, work: Path) -> d
         learner = learnt(table, work / name.replace(" ", "-"), settings, every, clock)
         found[f"learn, {name}, us a row"] = clock.each()
         found[f"checkpoints, {name}"] = learner.saves
-        found[f"seconds a checkpoint, {name}"] = learner._took
+        found[f"seconds a checkpoint, {name}"] = learner.pace.took
     x, y = draw(np.random.default_rng(0), min(rows, 50_000), task)
     repeat = max(1, rows // 50_000 // 4)
     found["bare loop, us a row"] = bare(learner, np.tile(x, (repeat, 1)), np.tile(y, repeat))
     found["learn / bare"] = found["learn, default, us a row"] / found["bare loop, us a row"]
-    found["share of time saving"] = learner._took / 30.0
+    found["share of time saving"] = learner.pace.took / 30.0
     return found
 
 

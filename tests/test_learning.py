@@ -17,7 +17,7 @@ import pyarrow.parquet
 import pytest
 from benchmarks import kills
 
-from opvi import checkpoint, cli
+from opvi import checkpoint, cli, saving
 from opvi.learning import RunDirectory, RunError, Settings, Stopped, learner, scores
 from opvi.learning.learner import Stop
 from opvi.learning.predicting import learnt
@@ -107,7 +107,7 @@ def test_kills_lose_nothing(tmp_path):
 
 
 def test_a_damaged_checkpoint_falls_back_to_the_one_before(table, whole, tmp_path, monkeypatch):
-    monkeypatch.setattr(learner, "LARGEST_SHARE", np.inf)  # save after every chunk
+    monkeypatch.setattr(saving, "LARGEST_SHARE", np.inf)  # save after every chunk
     with pytest.raises(Stopped):
         learn(table, tmp_path / "run", save_every=0.0, **stopping_after(9))
     files = sorted((tmp_path / "run" / "checkpoints").glob("*.opvi"))

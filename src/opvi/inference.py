@@ -3,7 +3,6 @@
 import itertools
 import math
 import time
-import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import ExitStack
 from functools import partial
@@ -16,16 +15,15 @@ import numpy as np
 
 from opvi.checkpoint import Checkpoints
 from opvi.progress import Progress
+from opvi.saving import SAVE_EVERY, Saver
 from opvi.schedules import BatchRule, within_budget
-from opvi.stream import Stream, row_count
+from opvi.stream import row_count
 from opvi.stream import stream as make_stream
 from opvi.types import Algorithm, Array, Batch, Data, DivergedError, Key, Tracker, as_key
 
 CHUNK_BYTES = 1 << 24  # of batches and of recorded values held at once
 CHUNK_ROUNDS = 512
 PARTICLES = 100  # drawn if the caller does not say how many
-SAVE_EVERY = 30.0  # seconds
-LARGEST_SHARE = 1 / 30  # of the time that may go into saving
 
 
 class Chunk(NamedTuple):
@@ -165,7 +163,7 @@ def _over(
     callbacks: Mapping[str, Callback],
     every: int | None,
     bar: Progress,
-    saver: "Saver | None",
+    saver: Saver | None,
 ) -> tuple[Any, History]:
     """The loop of `run`: the batch `head`, then those of the source."""
     if not isinstance(head, Batch):
@@ -197,62 +195,6 @@ def _over(
             saver.save(state)
     log.flush()
     return state, log.history()
-
-
-class Saver:
-    """Saves a run's state now and then, and finds it again."""
-
-    def __init__(self, kept: Checkpoints, every: float):
-        if not every >= 0:
-            raise ValueError(f"`save_every` is {every}, but must be a number of seconds of at least 0.")
-        self.kept, self.every = kept, every
-        self.key: Any = None
-        self.saved = -1  # the round of the last one
-        self.at, self.took = time.perf_counter(), 0.0
-
-    def due(self) -> bool:
-        """Whether the last one lies long enough back, also for what it cost."""
-        return time.perf_counter() - self.at >= max(self.every, self.took / LARGEST_SHARE)
-
-    def save(self, state: Any) -> None:
-        """Save, unless this round was saved already."""
-        if int(state.round) == self.saved:
-            return
-        start = time.perf_counter()
-        self.kept.save(int(state.round), {"state": state, "key": self.key})
-        self.saved, self.at = int(state.round), time.perf_counter()
-        self.took = self.at - start
-
-    def resumed(self, key: Key, stream: Iterable[Batch], rounds: int | None) -> tuple[Any, Iterable[Batch], Any] | None:
-        """The state, the rest of the stream and of the rounds; or None if nothing was saved yet."""
-        self.key = key
-        found = self.kept.newest()
-        for message in self.kept.damaged:
-            warnings.warn(f"{message} Passed over.", RuntimeWarning, stacklevel=3)
-        if found is None:
-            return None
-        if not isinstance(found, dict) or set(found) != {"state", "key"}:
-            raise ValueError(f"{self.kept.folder} holds checkpoints of something else. Choose another folder.")
-        if not np.array_equal(jax.random.key_data(found["key"]), jax.random.key_data(key)):
-            raise ValueError(
-                f"{self.kept.folder} holds a run with another key, which this call would mix up with its own. Give the "
-                "same key, or choose another folder."
-            )
-        state = found["state"]
-        done = self.saved = int(state.round)
-        if rounds is not None:
-            rounds = max(0, rounds - done)
-        if isinstance(stream, Stream) and stream.is_of_arrays:
-            return state, stream.after(done), rounds
-        return state, _without(stream, done), rounds
-
-
-def _without(batches: Iterable[Batch], count: int) -> Iterator[Batch]:
-    """The batches after the first `count`."""
-    source = iter(batches)
-    for _ in itertools.islice(source, count):
-        pass
-    return source
 
 
 def _first(batches: Iterable[Batch], rounds: int | None) -> Iterator[Batch]:

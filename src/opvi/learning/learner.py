@@ -4,7 +4,6 @@ import itertools
 import os
 import re
 import signal
-import time
 from collections.abc import Callable, Iterator
 from types import FrameType
 from typing import Any, NamedTuple, Self
@@ -14,12 +13,13 @@ import jax.numpy as jnp
 import numpy as np
 
 from opvi.checkpoint import CheckpointError, Checkpoints
-from opvi.inference import CHUNK_BYTES, LARGEST_SHARE, advance
+from opvi.inference import CHUNK_BYTES, advance
 from opvi.learning import scores as scoring
 from opvi.learning.directory import RunDirectory, RunError
 from opvi.learning.models import Settings, check_columns, described, model
 from opvi.learning.sample import Sample, keep
 from opvi.learning.sample import start as no_sample
+from opvi.saving import SAVE_EVERY, Pace
 from opvi.tables import Block, Encoded, Rejected, Schema, Source
 from opvi.types import Batch, Tracker
 
@@ -85,11 +85,11 @@ class Learner:
         settings: Settings,
         *,
         strict: bool = False,
-        save_every: float = 30.0,
+        save_every: float = SAVE_EVERY,
         spread: Callable[[Tracker], Tracker] = lambda tracker: tracker,
     ):
         self.run, self.kept, self.schema, self.settings = run, kept, schema, settings
-        self.strict, self.save_every = strict, save_every
+        self.strict, self.pace = strict, Pace(save_every)
         self.tracker = spread(model(schema, settings))
         self._key = jax.random.key(settings.seed)
         self._score = scoring.score(self.tracker, schema.task)
@@ -105,16 +105,15 @@ class Learner:
         self.rejected = self.filled = self.saves = 0
         self.finished = False
         self._lines, self._size = -1, 0  # the file of rejected rows, open while learning, and its length
-        self._saved_at, self._took = time.perf_counter(), 0.0
 
     # --- checkpoints --------------------------------------------------------------------------
 
     def save(self) -> None:
         """A checkpoint of all that the run is; the figures beside it."""
-        start = time.perf_counter()
         try:
             os.fsync(self._lines)
-            self.kept.save(self.saves + 1, {**self.tree(), "saves": self.saves + 1})
+            with self.pace.saving():
+                self.kept.save(self.saves + 1, {**self.tree(), "saves": self.saves + 1})
             self.saves += 1
             self.run.write_metrics(self.metrics())
         except OSError as error:
@@ -123,8 +122,6 @@ class Learner:
                 f"{'Its last checkpoint is as it was' if self.saves else 'It holds no checkpoint yet'}. Make room or "
                 "mend the permissions, then go on with --resume."
             ) from error
-        self._saved_at = time.perf_counter()
-        self._took = self._saved_at - start
 
     def tree(self) -> dict[str, Any]:
         """All that the run is."""
@@ -164,10 +161,6 @@ class Learner:
         except (KeyError, TypeError, AttributeError) as error:
             raise CheckpointError(f"a checkpoint of {self.run.path} lacks {error}: another version wrote it.") from None
         return self
-
-    def due(self) -> bool:
-        """Whether the last checkpoint lies long enough back, also for what it cost."""
-        return time.perf_counter() - self._saved_at >= max(self.save_every, self._took / LARGEST_SHARE)
 
     # --- learning -----------------------------------------------------------------------------
 
@@ -211,7 +204,7 @@ class Learner:
         while self.step(last):
             show(self, share)
             stop.check()
-            if self.due():
+            if self.pace.due():
                 self.save()
 
     def take(self, encoded: Encoded, block: Block) -> None:

@@ -11,6 +11,7 @@ from opvi.learning.directory import RunDirectory, RunError
 from opvi.learning.learner import Learner, Place, Stop, blocks_of
 from opvi.learning.models import Settings, as_json, from_json
 from opvi.learning.telling import versions
+from opvi.saving import SAVE_EVERY
 from opvi.tables import FIRST_ROWS, Block, Schema, Source, open_source, settle
 
 PIPE = "-"
@@ -30,7 +31,7 @@ class Asked(NamedTuple):
     resume: bool = False
     replayed: bool = False  # a pipe that starts again from its first row
     strict: bool = False
-    save_every: float = 30.0
+    save_every: float = SAVE_EVERY
     processes: int = 1  # that read a file of their own each
     pattern: str | None = None  # of the names of those files
 

@@ -223,7 +223,7 @@ class SharedLearner(Learner):
     def _agree(self, more: bool, stop: Stop) -> Agreed:
         """Full batches while anybody has more rows to read; then all that is left."""
         asked = signal.Signals[stop.asked].value if stop.asked else 0
-        mine = [len(self.waiting[1]), more, asked, leads() and self.due()]
+        mine = [len(self.waiting[1]), more, asked, leads() and self.pace.due()]
         waiting, reading, signals, due = _of_all(np.array(mine, np.int32)).T
         if self.parts == 1 and len({*zip(waiting.tolist(), reading.tolist(), strict=True)}) > 1:
             raise EndedError(
