@@ -119,6 +119,21 @@ def speed(rows: int, task: str, hidden: tuple[int, ...] | None, work: Path) -> d
     return found
 
 
+def late_over_early(learner: Learner, early: Any, repeats: int = 15) -> float:
+    """A chunk's time from the last state over its time from an early one, in turns: neighbours disturb both alike."""
+    tracker, room = model(learner.schema, learner.settings), learner._room
+    x, y = draw(np.random.default_rng(1), room * BATCH, "classification" if learner.schema.classes else "regression")
+    batch = Batch((x.reshape(room, BATCH, -1), y.reshape(room, BATCH)), np.ones((room, BATCH), np.float32))  # type: ignore[arg-type]
+
+    def seconds(state: Any) -> float:
+        start = time.perf_counter()
+        jax.block_until_ready(advance(tracker.step, None, (), jax.random.key(0), state, batch, jnp.int32(room)))
+        return time.perf_counter() - start
+
+    seconds(early)  # compiled
+    return float(np.median([seconds(learner.state) / seconds(early) for _ in range(repeats)]))
+
+
 def resident() -> float:
     """Megabytes."""
     return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE") / 1e6
@@ -133,9 +148,12 @@ def soak(rows: int, task: str, hidden: tuple[int, ...] | None, work: Path) -> di
     words = ["feed", "--rows", str(rows), "--task", task, "--out", str(pipe)]
     writer = subprocess.Popen([sys.executable, "-m", "benchmarks.learning", *words])
     readings: list[tuple[float, int, float, float]] = []
+    early: list[Any] = []
 
     def show(learner: Learner, share: float | None) -> None:
         now = time.perf_counter()
+        if not early and learner.rows > 0.1 * rows:
+            early.append(jax.tree.map(jnp.copy, learner.state))
         if not readings or now - readings[-1][0] > READ_EVERY:
             readings.append((now, learner.rows, resident(), time.process_time()))
             if len(readings) % 30 == 0:
@@ -158,6 +176,7 @@ def soak(rows: int, task: str, hidden: tuple[int, ...] | None, work: Path) -> di
         "growth of memory": memory[-1] / memory[0] - 1,
         "rows/s, fifths after a tenth": rates,
         "slowdown": 1 - rates[-1] / rates[0],
+        "a chunk from the last state over one from a tenth": late_over_early(learner, early[0]),
         "rows a second of processor time": cpu,
         "finite": bool(np.isfinite(np.asarray(learner.state.particles)).all()),
     }

@@ -16,7 +16,7 @@ from opvi.schedules import LikelihoodScale
 from opvi.targets import Target, score
 from opvi.types import Array, Batch, Particles, Scalar, Schedule, at_round, shapes_of
 
-Step = TypeVar("Step", bound=Callable[..., Any])
+Step = TypeVar("Step", bound=Callable[..., Any])  # or a factory of samplers
 
 
 def compiled(step: Step) -> Step:
@@ -36,6 +36,29 @@ def compiled(step: Step) -> Step:
         return optimization_barrier(inner(*optimization_barrier((key, state, batch))))
 
     return cast(Step, jax.jit(outer))
+
+
+KEPT = 64  # samplers; the programs of those used least recently are freed
+
+
+def made_once(make: Step) -> Step:
+    """A factory that hands out the same sampler for the same settings, so that nothing is compiled twice.
+
+    A cell of a notebook that runs again, or a second model beside the first, starts at once. Settings that have no
+    hash (arrays) get a sampler of their own.
+    """
+    kept = functools.lru_cache(KEPT)(make)
+
+    @functools.wraps(make)
+    def made(*given: Any, **named: Any) -> Any:
+        named = {name: tuple(value) if isinstance(value, list) else value for name, value in named.items()}
+        try:
+            hash((given, *named.values()))
+        except TypeError:
+            return make(*given, **named)
+        return kept(*given, **named)
+
+    return cast(Step, made)
 
 
 LARGEST_COUNT = 2**31 - 1  # counters stop here instead of turning negative on an endless stream

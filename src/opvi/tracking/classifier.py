@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import optax
 from jax.scipy.special import logsumexp
 
-from opvi.algorithms.common import LARGEST_COUNT, compiled
+from opvi.algorithms.common import LARGEST_COUNT, compiled, made_once
 from opvi.algorithms.kfac import KFACState, kfac
 from opvi.algorithms.linear_ekf import LinearState, linear_ekf, predict_linear
 from opvi.distributions import Categorical
@@ -58,6 +58,7 @@ class ClassifierInfo(NamedTuple):
     weights: Array  # [K]: of the trackers in the mixture, after the batch
 
 
+@made_once
 def classifier(
     features: int,
     classes: int,

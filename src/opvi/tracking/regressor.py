@@ -9,7 +9,7 @@ import numpy as np
 
 from opvi.algorithms import covariance
 from opvi.algorithms.blocks import Blocks, within
-from opvi.algorithms.common import compiled, root_mean_square, tick
+from opvi.algorithms.common import compiled, made_once, root_mean_square, tick
 from opvi.algorithms.covariance import Covariance, when
 from opvi.predictive import Predictive
 from opvi.targets import cast
@@ -77,6 +77,7 @@ def default_settings(particles: int = 20) -> Settings:
     return Settings(*np.array([rows[i % len(rows)] for i in range(particles)], np.float32).T)
 
 
+@made_once
 def regressor(
     features: int,
     *,
