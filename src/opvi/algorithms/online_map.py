@@ -25,14 +25,14 @@ class MAPState(NamedTuple):
 
 
 def ball(radius: float) -> Projection:
-    """Onto the ball of that radius around the origin."""
+    """A projection for `online_map`: onto the ball of that radius around the origin."""
     if not radius > 0:
         raise ValueError(f"`radius` is {radius!r}, but must be greater than 0.")
     return lambda w: optax.projections.projection_l2_ball(w, radius)
 
 
 def box(lower: Any, upper: Any) -> Projection:
-    """Onto the box between `lower` and `upper`, numbers or vectors."""
+    """A projection for `online_map`: onto the box between `lower` and `upper`, numbers or vectors."""
     if not (jnp.asarray(lower) < jnp.asarray(upper)).all():
         raise ValueError(f"`lower` is {lower} and `upper` is {upper}, but lower must be below upper everywhere.")
 

@@ -45,7 +45,7 @@ def _one_output(outputs: Array, head: str) -> Array:
 
 
 def gaussian(noise: float | Gamma = 1.0) -> Head:
-    """y = output + noise. `noise` is the noise variance, or a Gamma prior on its precision to infer it."""
+    """A head for numbers: y = output + noise. `noise` is its variance, or a Gamma prior on its precision, to infer."""
     if not isinstance(noise, Gamma) and not noise > 0:
         raise ValueError(f"`noise` is {noise!r}, but a variance must be greater than 0.")
 
@@ -58,12 +58,12 @@ def gaussian(noise: float | Gamma = 1.0) -> Head:
 
 
 def bernoulli() -> Head:
-    """y is 0 or 1; the output is the logit of 1."""
+    """A head for two classes: y is 0 or 1, and the output is the logit of 1."""
     return Head(lambda outputs, _: Bernoulli(_one_output(outputs, "bernoulli")))
 
 
 def categorical() -> Head:
-    """y is a class index; the outputs are one logit a class."""
+    """A head for several classes: y is a class index, and the outputs are one logit a class."""
 
     def distribution(outputs: Array, _: Array | None) -> Categorical:
         if outputs.ndim != 2:
@@ -217,10 +217,10 @@ def linear_regression(features: int, *, noise: float | Gamma = 1.0, prior_varian
 
 
 def logistic_regression(features: int, *, prior_variance: float | Gamma = 1.0) -> Target:
-    r"""$P(y = 1) = \sigma(Xw + b)$."""
+    r"""$P(y = 1) = \sigma(Xw + b)$ with a Gaussian prior on w and b."""
     return mlp(features, (), bernoulli(), prior_variance=prior_variance)
 
 
 def softmax_regression(features: int, classes: int, *, prior_variance: float | Gamma = 1.0) -> Target:
-    r"""$P(y = c) = \mathrm{softmax}(XW + b)_c$."""
+    r"""$P(y = c) = \mathrm{softmax}(XW + b)_c$ with a Gaussian prior on W and b."""
     return mlp(features, (), categorical(), outputs=classes, prior_variance=prior_variance)
