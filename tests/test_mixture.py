@@ -5,9 +5,10 @@ import json
 import jax
 import numpy as np
 import pytest
+from PIL import Image
 
 import opvi
-from opvi.experiments import demo
+from opvi.experiments import demo, moving
 from opvi.experiments.mixture import exact_posterior, to_midpoint_gap, to_theta, tracking_error
 
 
@@ -72,15 +73,43 @@ def test_tracking_error_of_exact_draws_and_of_wrong_ones(posterior):
     assert tracking_error(far, posterior) == pytest.approx(3, abs=0.3)
 
 
-def test_the_demo_runs_and_ends_with_its_picture(tmp_path, capsys, monkeypatch):
+def test_the_moving_posterior_is_the_weighted_one():
+    """The recursion on a fixed grid equals the posterior of rows that count less the older they are."""
+    rows = moving.drifting_rows(0)[:30]
+    (recursive,) = moving.exact_posteriors(rows, [30])
+    weight = np.repeat(0.5 ** (moving.BATCH * np.arange(29, -1, -1) / moving.HALF_LIFE), moving.BATCH)
+    weighted = exact_posterior(rows.ravel(), moving.VARIANCE, weight=weight)
+    for a, b in zip(recursive.moments(), weighted.moments(), strict=True):
+        np.testing.assert_allclose(a, b, atol=2e-3)
+
+
+def test_the_truth_goes_around_and_the_grid_holds_it():
+    t = np.arange(1, moving.LAP + 1)
+    np.testing.assert_allclose(moving.truth(t), moving.truth(t + moving.LAP), atol=1e-12)
+    midpoint, gap = moving.truth(t).T
+    assert (abs(midpoint) < moving.MIDPOINTS[-1] - 0.5).all()
+    assert ((gap > 0) & (gap < moving.GAPS[-1] - 1)).all()
+
+
+def test_the_demo_runs_and_ends_with_its_pictures(tmp_path, capsys, monkeypatch):
     monkeypatch.setattr(demo, "ROUNDS", 20)
     monkeypatch.setattr(demo, "ROWS", 200)
     monkeypatch.setattr(demo, "SHOWN", (2, 20))
+    monkeypatch.setattr(moving, "LAP", 8)
+    monkeypatch.setattr(moving, "FRAMES", 4)
+    assert "half-life 300 rows" in moving.samplers()["opvi.tracker"].about
+    quick = {name: sampler for name, (sampler, _) in demo.methods().items() if "tracker" not in name}
+    monkeypatch.setattr(moving, "samplers", lambda: quick)  # a second tracker would take ten seconds to compile
     demo.main(["--out", str(tmp_path)])
     out = capsys.readouterr().out
-    picture = tmp_path / "demo.png"
-    assert picture.read_bytes().startswith(b"\x89PNG")
-    assert out.strip().splitlines()[-1] == f"Picture: {picture.resolve()}"
-    assert len(json.loads((tmp_path / "demo.json").read_text())["distance"]) == 4
+    names = ("demo.png", "demo-moving.png", "demo.gif")
+    assert out.strip().splitlines()[-3:] == [f"Picture: {(tmp_path / name).resolve()}" for name in names]
+    assert (tmp_path / "demo.png").read_bytes().startswith(b"\x89PNG")
+    with Image.open(tmp_path / "demo.gif") as animation:
+        assert animation.n_frames == 4
+        assert animation.info["loop"] == 0  # for ever
+    report = json.loads((tmp_path / "demo.json").read_text())
+    assert len(report["distance"]) == 4
+    assert {name: len(row) for name, row in report["moving"]["distance"].items()} == dict.fromkeys(quick, 4)
     for name in ("OPVI", "SVGD", "Langevin", "exact draws"):
         assert name in out

@@ -1,4 +1,4 @@
-"""`make demo`: the mixture streamed once, four samplers, their distance to the exact posterior, one picture."""
+"""`make demo`: samplers beside the exact posterior, on a stream that stays as it is and on one that moves."""
 
 import argparse
 import json
@@ -10,6 +10,7 @@ import jax
 import numpy as np
 
 import opvi
+from opvi.experiments import moving
 from opvi.experiments.mixture import GridPosterior, exact_posterior, to_midpoint_gap, tracking_error
 
 ROUNDS, ROWS, PARTICLES = 500, 10_000, 100
@@ -47,15 +48,15 @@ def draw_picture(
     from opvi import plots
 
     with plots.style():
-        figure, axes = plt.subplots(len(results), len(SHOWN), figsize=(9.6, 9.6), sharex="col", sharey="col")
+        figure, axes = plt.subplots(len(results), len(SHOWN), figsize=(8.3, 7.5), sharex="col", sharey="col")
         for row, (name, compared) in zip(axes, results.items(), strict=True):
             for ax, t, error in zip(row, SHOWN, errors[name], strict=True):
                 n = rows_seen(compared, t)
                 posterior = posteriors[n]
                 x = to_midpoint_gap(compared.history.record[t - 1])
                 plots.particles_over_density(ax, x, posterior.midpoints, posterior.gaps, posterior.mass)
-                ax.set_title(f"round {t}: {n:,} rows seen, {error:.1f} sd away", fontsize=9)
-            row[0].set_ylabel(f"{name}\ngap θ₂")
+                ax.set_title(f"round {t}: {n:,} rows seen, {error:.1f} sd away", fontsize=8)
+            row[0].set_ylabel(name.replace(", ", "\n") + "\ngap θ₂", fontsize=9)
         for ax in axes[-1]:
             ax.set_xlabel("midpoint θ₁ + θ₂/2")
         figure.suptitle("Particles (dots) over the exact posterior of the rows seen (50, 90 and 99 % of its mass)")
@@ -89,7 +90,7 @@ def print_table(errors: dict[str, list[float]], floor: float) -> None:
 def main(arguments: list[str] | None = None) -> None:
     """Run the demo."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--out", type=Path, default=Path("demo-output"), help="folder for the picture")
+    parser.add_argument("--out", type=Path, default=Path("demo-output"), help="folder for the pictures")
     parser.add_argument("--seed", type=int, default=0)
     options = parser.parse_args(arguments)
     data = np.asarray(opvi.targets.sample_mixture(jax.random.key(options.seed + 1), ROWS))
@@ -111,15 +112,24 @@ def main(arguments: list[str] | None = None) -> None:
     floor = tracking_error(posteriors[ROWS].draw(PARTICLES, seed=1), posteriors[ROWS])
     print_table(errors, floor)
     path = draw_picture(results, posteriors, errors, options.out / "demo.png")
+    print("Following a posterior that moves …", flush=True)
+    lap = moving.follow(options.seed)
+    for name, values in lap.distance.items():
+        print(f"{name}: {np.mean(values):.2f} sd away, mean over a lap")
+    print(f"{moving.PARTICLES} exact draws: {np.mean(lap.floor):.2f}", flush=True)
+    stills = moving.draw_stills(lap, options.out / "demo-moving.png")
+    animation = moving.animate(lap, options.out / "demo.gif")
     report = {
         "command": f"python -m opvi.experiments.demo --seed {options.seed}",
         "version": opvi.__version__,
         "rounds": SHOWN,
         "distance": errors,
         "distance_of_exact_draws": floor,
+        "moving": moving.summary(lap),
     }
     (options.out / "demo.json").write_text(json.dumps(report, indent=1, ensure_ascii=False) + "\n")
-    print(f"Picture: {path.resolve()}")
+    for picture in (path, stills, animation):
+        print(f"Picture: {picture.resolve()}")
 
 
 if __name__ == "__main__":
