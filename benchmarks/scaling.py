@@ -7,7 +7,6 @@ what spreading costs, not what it gains.
 import argparse
 import json
 import os
-import re
 import socket
 import subprocess
 import sys
@@ -29,8 +28,6 @@ DIMENSIONS = [2, 4, 8, 16, 64, 256, 1024]  # of 2,048 particles
 DEVICES = [1, 2, 4, 8]
 PROCESSES = [1, 2]
 ROWS, REPEATS = 40, 5
-NODES = 100
-NETWORKS = {"25 Gbit/s": (25e9 / 8, 50e-6), "400 Gbit/s": (400e9 / 8, 10e-6)}  # bytes a second, seconds: assumed
 EXCHANGED = [1, 1 << 12, 1 << 18, 1 << 22]  # numbers added up over all processes
 
 
@@ -139,14 +136,10 @@ def strong(found: dict[int, dict[str, Any]]) -> dict[str, Any]:
 def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.scaling", description=__doc__)
     parser.add_argument("--out", type=Path, default=Path("bench-output"), help="folder for scaling.json")
-    parser.add_argument("--cluster", type=Path, help="gpu.json of benchmarks.gpu: only work out what 100 GPUs would do")
     parser.add_argument("--worker", help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.worker:
         worker(options.worker)
-        return
-    if options.cluster:
-        print(cluster(json.loads(options.cluster.read_text())))
         return
     options.out.mkdir(parents=True, exist_ok=True)
     report: dict[str, Any] = {"machine": machine("python -m benchmarks.scaling")}
@@ -161,28 +154,6 @@ def main() -> None:
     (options.out / "scaling.json").write_text(json.dumps(report, indent=1, ensure_ascii=False) + "\n")
     (options.out / "scaling.md").write_text(tables(report))
     print(tables(report))
-
-
-def cluster(report: dict[str, Any]) -> str:
-    """On paper: a direction on 100 GPUs, from the milliseconds of one and the bytes that go around the ring.
-
-    The ring works through XLA's tiles, so that is what a hundredth of the work is taken from.
-    """
-    head = "| particles × dimensions | one GPU, fused, ms | one GPU, tiled, ms |"
-    networks = {f"{NODES} GPUs, {name}": how for name, how in NETWORKS.items()}
-    lines = [head + "".join(f" {name}, ms |" for name in networks), "| --- |" + " ---: |" * (2 + len(networks))]
-    for result in report["results"]:
-        size = re.fullmatch(r"n=([\d,]+), d=(\d+)", result["size"])
-        if size is None:
-            continue
-        n, d = int(size[1].replace(",", "")), int(size[2])
-        fused, tiled = (result["timings"][form]["median"] for form in ("fused", "tiled"))
-        line = f"| {n:,} × {d} | {fused:.3g} | {tiled:.3g} |"
-        for speed, latency in networks.values():
-            ms = max(tiled / NODES, 1e3 * (latency * NODES + 8 * n * d / speed))
-            line += f" {ms:.3g} ({fused / ms:.1f} × one fused) |"
-        lines.append(line)
-    return "\n".join(lines)
 
 
 def tables(report: dict[str, Any]) -> str:

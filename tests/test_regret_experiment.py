@@ -36,6 +36,7 @@ def test_every_part_writes_its_files(smoke: Path, part: str) -> None:
     content = json.loads((smoke / f"regret-{part}-smoke.json").read_text())
     assert content["command"].startswith(f"opvi regret {part} --seeds")
     assert all(row["trials"] for row in content["rows"].values())
+    assert [row[0] for row in content["table"]["rows"]] == list(content["rows"])
     for ending in (".png", ".svg", ".md"):
         assert (smoke / f"regret-{part}-smoke{ending}").stat().st_size > 0
 

@@ -3,6 +3,7 @@
 import argparse
 import shlex
 import sys
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,7 @@ from opvi.cli.common import CommandError, above_zero, need_rich, one_blas_thread
 MODES = ("text", "authors", "best")
 EXPERIMENTS = ("synthetic", "kin8nm", "mnist")
 TABLES = ("mixture", "posteriordb", "regression", "classification")
+FIGURES = tuple(f"understand-{part}" for part in ("posterior", "scaling", "repulsion", "regret", "modes"))
 REGRETS = ("linear", "logistic", "errors", "posterior")
 
 
@@ -48,9 +50,10 @@ def add_measure(commands: Any) -> None:
         "measure",
         help="measure the recommended trackers",
         description="Measure what the recommended trackers reach: how near they keep to the exact posterior (mixture, "
-        "posteriordb), and how well they predict real data in one pass (regression, classification).",
+        "posteriordb), and how well they predict real data in one pass (regression, classification). `understanding` "
+        "makes the figures of the page on the ideas behind, each of which has a name of its own.",
     )
-    command.add_argument("table", choices=(*TABLES, "all"))
+    command.add_argument("table", choices=(*TABLES, *FIGURES, "understanding", "all"))
     command.add_argument("--seeds", "--splits", dest="repeats", type=positive, metavar="N", help="repeats of every row")
     _add_output(command)
     command.set_defaults(handler=measure)
@@ -103,20 +106,21 @@ def measure(options: argparse.Namespace) -> int:
     """Fill the chosen tables one after the other."""
     need_rich()
     one_blas_thread()
-    from opvi.experiments import classification, regression, tracking
+    from opvi.experiments import classification, regression, tracking, understand, understand_modes
 
     build = {
         "mixture": tracking.mixture,
         "posteriordb": tracking.posteriors,
         "regression": regression.experiment,
         "classification": classification.experiment,
+        "understand-posterior": understand.running_posterior,
+        "understand-scaling": understand.scaling,
+        "understand-repulsion": understand.repulsion,
+        "understand-regret": understand.regret,
+        "understand-modes": understand_modes.modes,
     }
-    for name in TABLES if options.table == "all" else (options.table,):
-        experiment = build[name](options.smoke)
-        repeats = options.repeats or experiment.repeats
-        words = ["opvi", "measure", name, "--seeds", str(repeats)]
-        _run(experiment, shlex.join(words + (["--smoke"] if options.smoke else [])), options)
-    return 0
+    several = {"all": (*TABLES, *FIGURES), "understanding": FIGURES}
+    return _run_all("measure", several.get(options.table, (options.table,)), build, options)
 
 
 def regret(options: argparse.Namespace) -> int:
@@ -134,10 +138,15 @@ def regret(options: argparse.Namespace) -> int:
         "errors": regret_errors.experiment,
         "posterior": regret_posterior.experiment,
     }
-    for name in REGRETS if options.part == "all" else (options.part,):
+    return _run_all("regret", REGRETS if options.part == "all" else (options.part,), build, options)
+
+
+def _run_all(command: str, names: Iterable[str], build: dict[str, Any], options: argparse.Namespace) -> int:
+    """The named experiments of a command, one after the other."""
+    for name in names:
         experiment = build[name](options.smoke)
         repeats = options.repeats or experiment.repeats
-        words = ["opvi", "regret", name, "--seeds", str(repeats)]
+        words = ["opvi", command, name, "--seeds", str(repeats)]
         _run(experiment, shlex.join(words + (["--smoke"] if options.smoke else [])), options)
     return 0
 
@@ -269,6 +278,9 @@ def _report(experiment: Any, repeats: int, book: Any) -> None:
         mark = "[green]holds[/]" if check.holds else "[red]fails[/]"
         console.print(f"{mark}  {check.what} = {check.value:.4f}, should be {check.should}", highlight=False)
     book.content["checks"] = [results.as_json(check._asdict()) for check in checks]
+    book.content["table"] = {"header": experiment.header, "rows": cells}  # as pages print it
+    if experiment.derived:
+        book.content["derived"] = results.as_json(experiment.derived(book))
     book.write()
     paths = [book.path, *_figures(experiment, book)]
     text = book.path.with_suffix(".md")

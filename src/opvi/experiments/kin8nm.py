@@ -19,7 +19,7 @@ import optax
 import opvi
 from opvi import data
 from opvi.experiments import best
-from opvi.experiments.results import Book, Check, Experiment, Record, Row, at_least, near, no_more_than, summary
+from opvi.experiments.results import Book, Check, Experiment, Record, Row, at_least, near, no_more_than, paired, summary
 from opvi.types import Array, Particles
 
 PARTICLES, ROUNDS, ROWS, SPLITS = 20, 500, 10_000, 20
@@ -34,6 +34,7 @@ PRINTED = {  # RMSE, its sd, LL, its sd, seconds
     "LD B=20": (0.159, 0.004, 0.425, 0.024, 1.7),
     "LD full": (0.143, 0.002, 0.527, 0.015, 5.2),
 }
+ONLINE = [("OPVI t^.55", "OPVI B=20"), ("OPVI t^.55", "SVGD B=20"), ("OPVI B=20", "SVGD B=20")]  # the same splits
 
 
 class Size(NamedTuple):
@@ -307,6 +308,7 @@ def experiment(mode: str, smoke: bool) -> Experiment:
         partial(_line, {} if smoke else PRINTED),
         checks,
         _draw,
+        partial(paired, ONLINE, "rmse") if mode == "text" else None,
     )
 
 

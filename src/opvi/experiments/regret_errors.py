@@ -105,6 +105,7 @@ def experiment(smoke: bool) -> Experiment:
         _line,
         (lambda book: []) if smoke else _checks,
         _draw,
+        _derived,
     )
 
 
@@ -135,6 +136,20 @@ def _checks(book: Book) -> list[Check]:
     checks.append(Check("Huber cost at w = 10: w⁺ less Lemma 1's bound as printed", excess, "> 0", excess > 0))
     checks.append(no_more_than("Huber cost at w = 10: w⁺ less the corrected bound", at["corrected"][0], 0.0))
     return checks
+
+
+def _derived(book: Book) -> dict[str, Any]:
+    """How far slopes are from theory, and where Lemma 1 goes wrong."""
+    sloped = {name: records for name in book.content["rows"] if "slope" in (records := book.records(name))[0]}
+    gaps = [abs(summary(records, "slope").mean - theory(name)) for name, records in sloped.items()]
+    squares = [abs(summary(records, "squares").mean - 1) for records in sloped.values()]
+    over, ends = lemma(np.array([10.0])), 10.0 - 0.01
+    return {
+        "slope of E_T, largest distance from 1 - ρ/2": max(gaps),
+        "Σ‖e‖² / predicted, rounds after 400, largest distance from 1": max(squares),
+        "Huber cost at w = 10, the step ends at": ends,
+        **{f"Huber cost at w = 10, {kind} bound": ends - float(excess[0]) for kind, excess in over.items()},
+    }
 
 
 def lemma(w: np.ndarray) -> dict[str, np.ndarray]:

@@ -47,6 +47,7 @@ class Experiment(NamedTuple):
     line: Callable[[str, list[Record]], list[str]]  # a row's name and records -> the cells after the name
     checks: Callable[["Book"], list[Check]]
     draw: Callable[["Book", Path], Any]  # a matplotlib figure, written by the caller; None for no figure
+    derived: Callable[["Book"], dict[str, Any]] | None = None  # what is said of the rows besides the table
 
 
 class ResultsError(Exception):
@@ -199,6 +200,16 @@ def summary(records: Iterable[Record], key: str) -> Summary:
     if not len(values):
         return Summary(math.nan, math.nan, 0)
     return Summary(float(values.mean()), float(values.std(ddof=1)) if len(values) > 1 else 0.0, len(values))
+
+
+def paired(pairs: Sequence[tuple[str, str]], key: str, book: Book) -> dict[str, Any]:
+    """Differences of one number between two rows, trial by trial: mean and standard error."""
+    out = {}
+    for first, second in pairs:
+        both = zip(book.records(first), book.records(second), strict=True)
+        found = summary([{key: ours[key] - theirs[key]} for ours, theirs in both], key)
+        out[f"{first} less {second}, {key}"] = {"mean": found.mean, "standard_error": found.standard_error}
+    return out
 
 
 def near(what: str, found: Summary, expected: float, tolerance: float) -> Check:
