@@ -1,7 +1,7 @@
-# make demo    the mixture streamed once: a table and a picture            (about a minute)
+# make demo    a mixture streamed: a table, pictures and an animation        (about a minute)
 # make test    the test suite
 # make lint    format, lint, types, import layers
-# make docs    the documentation, into site/
+# make docs    the documentation, into site/, and whether its numbers are those of docs/results/
 # make bench   speed against blackjax and NumPyro, into bench-output/
 #
 # Each command sets up what it needs in .venv by itself: with uv where it is installed, else with
@@ -36,6 +36,7 @@ lint: .stamps/test .stamps/lint
 	$(BIN)/lint-imports
 
 docs: .stamps/docs
+	$(BIN)/python docs/check_numbers.py
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
 
 bench: .stamps/bench

@@ -16,7 +16,8 @@ ROOT = Path(__file__).resolve().parents[1]
 LINK = re.compile(r"\[`([^`\]]+)`\]\((?:\.\./)+((?:src|tests|benchmarks)/[\w/]+\.py)\)")
 DOCUMENTED = re.compile(r"^::: ([\w.]+)", re.MULTILINE)
 FOLDER = "source"  # of the site, for the pages of code
-HIDDEN = {"paper.md": ["navigation", "toc"], "extend.md": ["navigation"]}  # these need the room of what is beside
+ALONE = ("index.md", "choose.md", "understand.md", "extend.md", "api.md")  # the only pages under their tabs
+HIDDEN = {**{page: ["navigation"] for page in ALONE}, "paper.md": ["navigation", "toc"]}  # which leaves more room
 
 
 class Place(NamedTuple):

@@ -37,6 +37,22 @@ def test_noise_is_found():
     assert float(opvi.metrics.coverage(p, jnp.asarray(y, jnp.float32))) == pytest.approx(0.9, abs=4 * 0.0047)
 
 
+def test_errors_that_fell_at_first_are_soon_forgotten():
+    """Errors fall to a fifth within eight batches and stay. 40 batches later intervals are nearly honest: 89 % of rows
+    in 90 %. With the long memory from the start it was 86.5 %. The mean of five runs has a standard error of 0.25 %."""
+
+    def covered(seed):
+        sizes = iter(0.3 * np.maximum(5 * 0.8 ** np.arange(50), 1))
+        known, rng = taught(
+            lambda rng, x: (np.zeros((3, 20)), np.zeros((3, 20)), next(sizes) * rng.normal(size=20)), 50, seed=seed
+        )
+        one = calibration.combine(known, jnp.zeros((3, 4000)), jnp.zeros((3, 4000)), jnp.zeros((4000, 1)))
+        y = jnp.asarray(0.3 * rng.normal(size=4000), jnp.float32)
+        return float(opvi.metrics.coverage(Predictive(calibration.predictive(known, one)), y))
+
+    assert np.mean([covered(seed) for seed in range(5)]) > 0.88
+
+
 def test_the_weights_favour_who_errs_least_and_let_errors_cancel():
     def make(rng, x):
         y = rng.normal(size=20)

@@ -12,6 +12,7 @@ from opvi.types import Array, Scalar
 
 ERROR_MEMORY = 0.99  # of the cross products of the particles' errors; these discounts count once for USUAL_ROWS rows
 SCORE_MEMORY = 0.98  # of the scores of noise, spread and tails
+EARLY_MEMORY = 0.25  # at first those scores reach back over this share of the stream
 SHAPE_MEMORY = 0.998  # of the regression of the log squared error
 USUAL_ROWS = 20.0
 RIDGE = 30.0  # pulls the particles' weights together, in units of the best particle's mean squared error
@@ -96,7 +97,9 @@ def learn(
     batch_error = (squared * weight).sum() / jnp.maximum(rows, 1e-30)
     error_known = known.rounds > 0
     scores = _all_settings(known, one).log_density(y[None])
-    scores = SCORE_MEMORY**share * known.scores + jnp.where(error_known, (scores * weight[None]).sum(1), 0)
+    # While errors fall, their running mean is too large, and small shares of it win: no good guide to what comes later.
+    memory = jnp.minimum(SCORE_MEMORY, 1 - 1 / (2 + EARLY_MEMORY * known.rounds))
+    scores = memory**share * known.scores + jnp.where(error_known, (scores * weight[None]).sum(1), 0)
     shaped = _learn_shape(known, one, x, squared, jnp.where(error_known, weight, 0), share)
     gain = jnp.minimum(1, share / jnp.minimum(1 + 0.5 * known.rounds, 25))
     error = jnp.where(error_known, (1 - gain) * known.error + gain * batch_error, batch_error)
