@@ -1,5 +1,7 @@
 """Kronecker factors: the random walk against its closed form, groups of activations, and batches of any size."""
 
+import re
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -52,6 +54,18 @@ def test_equal_targets_are_one_group():
     alone, _ = one.step(KEY, one.init(KEY, w), batch)
     both, _ = two.step(KEY, two.init(KEY, w), batch)
     np.testing.assert_allclose(alone.particles, both.particles, rtol=1e-5, atol=1e-6)
+
+
+def test_particles_are_factorised_one_by_one():
+    """Batches of LAPACK calls from trackers side by side made jaxlib 0.10's threads wait for each other for ever: a
+    classifier of 24 particles did not return."""
+    target = opvi.mlp(2, (4,), opvi.categorical(), outputs=3, prior_variance=None)
+    tracker = opvi.kfac(target)
+    batch = opvi.batch((np.zeros((20, 2), np.float32), np.zeros(20, np.int32)))
+    program = tracker.step.lower(KEY, tracker.init(KEY, 6), batch).as_text()
+    shapes = re.findall(r"custom_call @lapack_\w+\(.*? : \(tensor<(\w+)>", program)
+    assert shapes
+    assert all(shape.count("x") == 2 for shape in shapes), shapes  # one matrix each: rows x columns x type
 
 
 def test_activations_are_dealt_in_order():

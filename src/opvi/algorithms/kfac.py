@@ -2,7 +2,7 @@ r"""Kronecker-factored Gauss–Newton particles: curvature that grows linearly w
 
 import itertools
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -256,7 +256,7 @@ def _with_one(x: Array) -> Array:
 
 def _afresh(A: Array, a: Array, shift: Array) -> tuple[Array, Array]:
     r"""$P = (A + \text{shift}\, I)^{-1}$ and $P a^\top$."""
-    P = jnp.linalg.inv(A + shift[:, None, None] * jnp.eye(A.shape[-1], dtype=A.dtype)[None])
+    P = _one_by_one(jnp.linalg.inv, A + shift[:, None, None] * jnp.eye(A.shape[-1], dtype=A.dtype)[None])
     P = (P + jnp.swapaxes(P, 1, 2)) / 2
     return P, P @ jnp.swapaxes(a, 1, 2)
 
@@ -271,8 +271,20 @@ def _updated(P: Array, a: Array, lam: Scalar) -> tuple[Array, Array]:
 
 def _solve(M: Array, rows: Array) -> Array:
     """$r M^{-1}$ for symmetric positive matrices `[n, k, k]` and rows `[n, b, k]`."""
-    root = jnp.linalg.cholesky(M)
-    return jnp.swapaxes(jax.scipy.linalg.cho_solve((root, True), jnp.swapaxes(rows, 1, 2)), 1, 2)
+
+    def solve(M: Array, columns: Array) -> Array:
+        return jax.scipy.linalg.cho_solve((jnp.linalg.cholesky(M), True), columns)
+
+    return jnp.swapaxes(_one_by_one(solve, M, jnp.swapaxes(rows, 1, 2)), 1, 2)
+
+
+def _one_by_one(solve: Callable[..., Array], *matrices: Array) -> Array:
+    """Over the leading axis. Up to jaxlib 0.10 a CPU shares a batch of LAPACK calls out among its threads, and with
+    several such batches at once, those of independent trackers, its threads wait for each other for ever. (A loop over
+    particles that lie on several devices would gather them.)"""
+    if jax.default_backend() == "cpu" and jax.device_count() == 1:
+        return jax.lax.map(lambda each: solve(*each), matrices)
+    return jax.vmap(solve)(*matrices)
 
 
 def _diagonals(factors: list[Factor]) -> Scalar:

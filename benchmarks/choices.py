@@ -1,0 +1,230 @@
+"""The streams and the samplers that `benchmarks.choose` measures."""
+
+import math
+from collections.abc import Callable
+from functools import partial
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+
+import opvi
+from opvi import data
+from opvi.algorithms.linear_ekf import predict_linear
+
+SEEDS, TUNING = (0, 1, 2), 3  # the streams that are reported, and the one on which steps are chosen
+FEW, MANY = 100, 20  # particles of small models and of networks
+STEPS = (0.003, 0.01, 0.03, 0.1, 0.3, 1.0)  # candidates, of Adam
+PLAIN_STEPS = (1e-4, 1e-3, 3e-3, 1e-2, 3e-2, 0.1, 0.3)  # where momentum or noise is the sampler's own affair
+HALF_LIFE = 600.0  # rows, on the stream that drifts: the classifier's own short memory; not tuned
+TUNED_ON = 10_000  # first rows of elec2
+SCALED_BY = 500  # first rows, which give a scale to samplers that need one
+
+
+class Rows(NamedTuple):
+    """What one seed brings: rows to learn in order, and rows to test on unless batches are scored as they come."""
+
+    X: np.ndarray
+    y: np.ndarray
+    X_test: np.ndarray | None = None
+    y_test: np.ndarray | None = None
+    unit: Any = 1.0  # of y, in the data's own units
+    known: Any = None  # not None where the exact posterior is known
+
+
+class Sampler(NamedTuple):
+    """A line of a table: how it is made from a step, and what the step may be."""
+
+    make: Callable[[Any], opvi.Tracker]
+    target: opvi.Target | None = None  # whose parameters the particles are
+    steps: tuple[float, ...] = ()  # none: there is nothing to tune
+
+
+class Wrap(NamedTuple):
+    """How samplers of a target become trackers."""
+
+    target: opvi.Target
+    calibrated: bool = False
+
+    def __call__(self, algorithm: opvi.Algorithm, particles: int) -> opvi.Tracker:
+        if self.calibrated:
+            return opvi.calibrated(algorithm, self.target, particles=particles)
+
+        def predict(state: Any, x: Any) -> opvi.Predictive:
+            return opvi.predict(self.target, state.particles, x)
+
+        return opvi.Tracker(lambda key: algorithm.init(key, particles), algorithm.step, predict, "")
+
+    def settled(self, algorithm: opvi.Algorithm, particles: int) -> Sampler:
+        """A sampler without a step."""
+        return Sampler(lambda _: self(algorithm, particles), self.target)
+
+    def from_prior(self, algorithm: opvi.Algorithm, particles: int) -> Sampler:
+        """The same, started from draws of a prior of variance 1; a model's own start is narrower."""
+
+        def init(key: Any) -> Any:
+            return algorithm.init(key, jax.random.normal(key, (particles, self.target.dim)))
+
+        return Sampler(lambda _: self(algorithm, particles)._replace(init=init), self.target)
+
+
+# --- streams ----------------------------------------------------------------------------------
+
+
+def linear_rows(seed: int, size: int = 3000) -> Rows:
+    """Eight correlated features, nine parameters, noise 1: the posterior of every round is known."""
+    rng = np.random.default_rng(1000 + seed)
+    root = np.linalg.cholesky(0.7 ** np.abs(np.subtract.outer(np.arange(8), np.arange(8))))
+    w = rng.standard_normal(9)
+    X = (rng.standard_normal((size + 2000, 8)) @ root.T).astype(np.float32)
+    y = (X @ w[:8] + w[8] + rng.standard_normal(len(X))).astype(np.float32)
+    return Rows(X[:size], y[:size], X[size:], y[size:], known=1)
+
+
+def kin8nm_rows(seed: int, size: int | None = None) -> Rows:
+    """Training rows of the standard splits 5 to 8, a tenth of them held out: no row that results elsewhere test on."""
+    X, y, _, _ = data.uci_split("kin8nm", 5 + seed)
+    order = np.random.default_rng(seed).permutation(len(y))
+    held, rest = order[: len(y) // 10], order[len(y) // 10 :][:size]
+    return _scaled(X[rest], y[rest], X[held], y[held])
+
+
+def arm_rows(seed: int, size: int = 200) -> Rows:
+    """A stand-in for kin8nm."""
+    arm = data.robot_arm(2 * size, seed=seed)
+    return _scaled(arm.X[:size], arm.y[:size], arm.X[size:], arm.y[size:])
+
+
+def _scaled(X: np.ndarray, y: np.ndarray, X_test: np.ndarray, y_test: np.ndarray) -> Rows:
+    """By the first rows alone, as somebody with a stream could."""
+    table, other = np.column_stack([X, y]), np.column_stack([X_test, y_test])
+    mean, sd = table[:SCALED_BY].mean(0), table[:SCALED_BY].std(0)
+    table, other = ((t - mean) / sd for t in (table, other))
+    table, other = table.astype(np.float32), other.astype(np.float32)
+    return Rows(table[:, :-1], table[:, -1], other[:, :-1], other[:, -1], float(sd[-1]))
+
+
+def elec2_rows(seed: int, size: int = TUNED_ON, shuffled: bool = False) -> Rows:
+    """Rows 10,001 to 20,000 in order (seeds differ in the start alone), or those before them, to choose steps on.
+
+    Scaled by the rows before them and cut off, because features that hardly moved there do later.
+    """
+    X, y = data.elec2()
+    mean, sd = X[:TUNED_ON].mean(0), X[:TUNED_ON].std(0)
+    part = np.arange(size) + (0 if seed == TUNING else TUNED_ON)
+    if shuffled:
+        part = np.random.default_rng(seed).permutation(part)
+    scaled = (X[part] - mean) / np.where(sd > 1e-6, sd, 1)
+    return Rows(np.clip(scaled, -2.5, 2.5).astype(np.float32), y[part])
+
+
+def switching_rows(seed: int, size: int = 1100, shuffled: bool = False) -> Rows:
+    """A stand-in for elec2."""
+    rng = np.random.default_rng(seed)
+    X = rng.standard_normal((size, 8)).astype(np.float32)
+    turn = 1.0 if shuffled else np.sign(np.sin(np.arange(size) / 200))
+    return Rows(X, (X[:, 0] + turn * X[:, 1] > 0).astype(np.int32))
+
+
+def moving_rows(seed: int, size: int = 10_000, turn: float = 0.0) -> Rows:
+    """A curve of four inputs that turns by so many degrees from the first row to the last; noise 0.1."""
+    rng = np.random.default_rng(seed)
+    X = rng.standard_normal((size, 4)).astype(np.float32)
+    angle = np.radians(turn) * np.arange(size) / size
+    along = np.cos(angle) * X[:, 0] + np.sin(angle) * X[:, 1]
+    y = np.sin(1.5 * along) + 0.3 * X[:, 2] * X[:, 3] + 0.1 * rng.standard_normal(size)
+    return Rows(X, y.astype(np.float32))
+
+
+# --- samplers ---------------------------------------------------------------------------------
+
+
+def first_order_samplers(wrap: Wrap, particles: int, drifts: bool, example: Any) -> dict[str, Sampler]:
+    """Everything that takes a step. On a still stream the likelihood stands for all rows seen and steps shrink."""
+    target, scale = wrap.target, opvi.schedules.batch_sum if drifts else opvi.schedules.seen
+
+    def adam(step: Any) -> optax.GradientTransformation:
+        power = 0.0 if drifts else 0.5
+        return optax.adam(lambda count: step * (jnp.asarray(count, float) + 1) ** -power)
+
+    def plain(step: Any) -> Callable[[Any], Any]:
+        return lambda t: step * (1.0 if drifts else 1 / t)
+
+    def stein(step: Any) -> opvi.Algorithm:
+        return opvi.svgd(target, step=adam(step), likelihood_scale=scale)
+
+    def faster(acceleration: Any, step: Any) -> opvi.Algorithm:
+        return opvi.svgd(target, step=plain(step), likelihood_scale=scale, acceleration=acceleration)
+
+    flows: dict[str, Callable[[Any], opvi.Algorithm]] = {
+        "opvi, as in the paper": lambda step: opvi.opvi(target, step=adam(step)),
+        "svgd": stein,
+        "svgd, WAG": partial(faster, opvi.wag()),
+        "svgd, WNes": partial(faster, opvi.wnes()),
+        "blob": lambda step: opvi.blob(target, step=adam(step), likelihood_scale=scale),
+        "gfsd": lambda step: opvi.gfsd(target, step=adam(step), likelihood_scale=scale),
+        "gfsf": lambda step: opvi.gfsf(target, step=adam(step), likelihood_scale=scale),
+        "svgd, replay": lambda step: opvi.replay(stein(step), example, rows=1000),
+        "langevin": lambda step: opvi.langevin(target, step=plain(step), likelihood_scale=scale),
+        "online_map": lambda step: opvi.online_map(target, step=adam(step)),
+        "online_map, an ensemble": lambda step: opvi.online_map(target, step=adam(step)),
+    }
+    found = {}
+    for name, make in flows.items():
+        count = 1 if name == "online_map" else particles
+        steps = PLAIN_STEPS if name in ("svgd, WAG", "svgd, WNes", "langevin") else STEPS
+        found[name] = Sampler(lambda step, make=make, count=count: wrap(make(step), count), target, steps)
+    return found | {"first_order": wrap.settled(opvi.first_order(target), particles)}
+
+
+def linear_samplers() -> dict[str, Sampler]:
+    """For nine parameters; predictions are those of the particles, with the true noise."""
+    target, example = opvi.linear_regression(8), (np.zeros((1, 8), np.float32), np.zeros(1, np.float32))
+    wrap = Wrap(target)
+    return {
+        **first_order_samplers(wrap, FEW, False, example),
+        "gain_one": wrap.from_prior(opvi.gain_one(target, substeps=1), FEW),
+        "sl_opvi": wrap.settled(opvi.sl_opvi(target, example=example), FEW),
+        "sl_opvi, no rows": wrap.settled(opvi.sl_opvi(target, window=0), FEW),
+        "gauss_newton": wrap.settled(opvi.gauss_newton(target, forgetting=1.0), MANY),
+        "kfac": wrap.settled(opvi.kfac(target), MANY),
+        "regressor, linear": Sampler(lambda _: opvi.regressor(8, hidden=())),
+    }
+
+
+def network_samplers() -> dict[str, Sampler]:
+    """For a network 8-50-1; every sampler's predictions are calibrated online."""
+    gamma = opvi.Gamma(1.0, 0.1)
+    target = opvi.mlp(8, (50,), opvi.gaussian(gamma), activation=jnp.tanh, prior_variance=gamma)
+    fixed = opvi.mlp(8, (50,), activation=jnp.tanh, prior_variance=None, bias_spread=0.5)
+    wrap, example = Wrap(target, calibrated=True), (np.zeros((1, 8), np.float32), np.zeros(1, np.float32))
+    return {
+        **first_order_samplers(wrap, MANY, False, example),
+        "first_order, replay": wrap.settled(opvi.replay(opvi.first_order(target), example, rows=1000), MANY),
+        "kfac": Sampler(lambda _: opvi.calibrated(opvi.kfac(fixed), fixed, particles=MANY)),
+        "gauss_newton, by tracker": Sampler(lambda _: opvi.tracker(fixed)),
+        "regressor": Sampler(lambda _: opvi.regressor(8)),
+    }
+
+
+def market_samplers() -> dict[str, Sampler]:
+    """For a stream of classes that drifts: logistic regressions of nine parameters, then networks."""
+    target, example = opvi.logistic_regression(8), (np.zeros((1, 8), np.float32), np.zeros(1, np.int32))
+    net = opvi.mlp(8, (100,), opvi.categorical(), outputs=2, prior_variance=None, weight_spread=math.sqrt(2))
+    wrap, filters = Wrap(target), opvi.linear_ekf(8, 2)
+
+    def say(state: Any, x: Any) -> opvi.Predictive:
+        return opvi.Predictive(predict_linear(state, x, 2))
+
+    return {
+        **first_order_samplers(wrap, FEW, True, example),
+        "gain_one": wrap.settled(opvi.gain_one(target, half_life=HALF_LIFE), FEW),
+        "sl_opvi, no rows": wrap.settled(opvi.sl_opvi(target, window=0, half_life=HALF_LIFE), FEW),
+        "gauss_newton": wrap.settled(opvi.gauss_newton(target, half_life=HALF_LIFE), MANY),
+        "linear_ekf": Sampler(lambda _: opvi.Tracker(filters.init, filters.step, say, "")),
+        "kfac, a network": Wrap(net, calibrated=True).settled(opvi.kfac(net, half_life=HALF_LIFE), MANY),
+        "classifier, linear": Sampler(lambda _: opvi.classifier(8, 2, hidden=())),
+        "classifier": Sampler(lambda _: opvi.classifier(8, 2)),
+    }
