@@ -52,6 +52,11 @@ clean:
 	@$(make_venv)
 	@mkdir -p .stamps && touch $@
 
+# All at once: pip works out the packages once, not three times.
+.stamps/ci: .stamps/venv pyproject.toml
+	@$(install) --editable '.[plots,cli,sklearn,river,numpyro,arviz,distributed,docs]' --group test --group lint
+	@touch .stamps/test .stamps/lint .stamps/docs $@
+
 .stamps/demo: .stamps/venv pyproject.toml
 	@$(install) --editable '.[plots,cli]'
 	@touch $@

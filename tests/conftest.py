@@ -4,7 +4,7 @@ import os
 
 # Most of the suite's time went into optimising programs that run for milliseconds. Without it they compile in a third
 # of the time. Set before JAX is loaded; whoever sets the flags for the whole session has them.
-os.environ.setdefault("XLA_FLAGS", "--xla_backend_optimization_level=0")
+os.environ.setdefault("XLA_FLAGS", "--xla_backend_optimization_level=0 --xla_llvm_disable_expensive_passes=true")
 os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")  # its threads would wait for each other's small matrices
 
 import jax
