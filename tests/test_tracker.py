@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 import opvi
+from opvi.tracking.regressor import default_settings
 
 KEY = jax.random.key(0)
 
@@ -29,6 +30,16 @@ def test_the_choice_and_its_reason(target, options, says):
     assert says in tracker.about
     assert str(tracker) == tracker.about
     assert "\n" not in tracker.about
+
+
+def test_the_same_settings_give_the_same_tracker():
+    assert opvi.regressor(2, hidden=(3,)) is opvi.regressor(2, hidden=[3])
+    assert opvi.regressor(2, hidden=(3,)) is not opvi.regressor(2, hidden=(4,))
+    assert opvi.classifier(2, 3, hidden=()) is opvi.classifier(2, 3, hidden=())
+    with pytest.raises(ValueError, match=r"3\.0"):  # equal to 3, and no width
+        opvi.regressor(2, hidden=(3.0,))
+    own = default_settings(5)._replace(bias=np.ones(5, np.float32))
+    assert opvi.regressor(2, hidden=(3,), particles=5, settings=own) is not opvi.regressor(2, hidden=(3,), particles=5)
 
 
 def test_wrong_orders_are_refused():

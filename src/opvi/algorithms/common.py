@@ -47,16 +47,20 @@ def made_once(make: Step) -> Step:
     A cell of a notebook that runs again, or a second model beside the first, starts at once. Settings that have no
     hash (arrays) get a sampler of their own.
     """
-    kept = functools.lru_cache(KEPT)(make)
+
+    @functools.lru_cache(KEPT)
+    def kept(spelt: str, given: tuple[Any, ...], named: tuple[tuple[str, Any], ...]) -> Any:
+        return make(*given, **dict(named))
 
     @functools.wraps(make)
     def made(*given: Any, **named: Any) -> Any:
         named = {name: tuple(value) if isinstance(value, list) else value for name, value in named.items()}
+        settings = given, tuple(named.items())
         try:
-            hash((given, *named.values()))
+            hash(settings)
         except TypeError:
             return make(*given, **named)
-        return kept(*given, **named)
+        return kept(repr(settings), *settings)  # as spelt: 4.0 is equal to 4, but no number of units
 
     return cast(Step, made)
 

@@ -93,6 +93,10 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument("--out", type=Path, default=Path("demo-output"), help="folder for the pictures")
     parser.add_argument("--seed", type=int, default=0)
     options = parser.parse_args(arguments)
+    try:
+        options.out.mkdir(parents=True, exist_ok=True)  # now, not after a minute's work
+    except OSError as error:
+        parser.error(f"`--out` is {str(options.out)!r}, where nothing can be written: {error}.")
     data = np.asarray(opvi.targets.sample_mixture(jax.random.key(options.seed + 1), ROWS))
     print(f"Streaming {ROWS:,} rows of a two-component Gaussian mixture once, in {ROUNDS} rounds.", flush=True)
     results = opvi.compare(
