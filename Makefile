@@ -24,7 +24,7 @@ endif
 .PHONY: demo test lint docs bench clean
 
 demo: .stamps/demo
-	$(BIN)/python -m opvi.experiments.demo --out demo-output
+	$(BIN)/python -m paper.demo --out demo-output
 
 test: .stamps/test
 	$(BIN)/python -m pytest -n auto --dist loadfile

@@ -11,8 +11,8 @@ import numpy as np
 import optax
 
 import opvi
-from opvi import data
-from opvi.algorithms.linear_ekf import predict_linear
+from opvi.filters._linear_ekf import predict_linear
+from paper import data
 
 SEEDS, TUNING = (0, 1, 2), 3  # the streams that are reported, and the one on which steps are chosen
 FEW, MANY = 100, 20  # particles of small models and of networks
@@ -161,8 +161,8 @@ def first_order_samplers(wrap: Wrap, particles: int, drifts: bool, example: Any)
     flows: dict[str, Callable[[Any], opvi.Algorithm]] = {
         "opvi, as in the paper": lambda step: opvi.opvi(target, step=adam(step)),
         "svgd": stein,
-        "svgd, WAG": partial(faster, opvi.wag()),
-        "svgd, WNes": partial(faster, opvi.wnes()),
+        "svgd, WAG": partial(faster, opvi.flows.wag()),
+        "svgd, WNes": partial(faster, opvi.flows.wnes()),
         "blob": lambda step: opvi.blob(target, step=adam(step), likelihood_scale=scale),
         "gfsd": lambda step: opvi.gfsd(target, step=adam(step), likelihood_scale=scale),
         "gfsf": lambda step: opvi.gfsf(target, step=adam(step), likelihood_scale=scale),
@@ -176,7 +176,7 @@ def first_order_samplers(wrap: Wrap, particles: int, drifts: bool, example: Any)
         count = 1 if name == "online_map" else particles
         steps = PLAIN_STEPS if name in ("svgd, WAG", "svgd, WNes", "langevin") else STEPS
         found[name] = Sampler(lambda step, make=make, count=count: wrap(make(step), count), target, steps)
-    return found | {"first_order": wrap.settled(opvi.first_order(target), particles)}
+    return found | {"first_order": wrap.settled(opvi.tracking.first_order(target), particles)}
 
 
 def linear_samplers() -> dict[str, Sampler]:
@@ -196,13 +196,13 @@ def linear_samplers() -> dict[str, Sampler]:
 
 def network_samplers() -> dict[str, Sampler]:
     """For a network 8-50-1; every sampler's predictions are calibrated online."""
-    gamma = opvi.Gamma(1.0, 0.1)
+    gamma = opvi.targets.Gamma(1.0, 0.1)
     target = opvi.mlp(8, (50,), opvi.gaussian(gamma), activation=jnp.tanh, prior_variance=gamma)
     fixed = opvi.mlp(8, (50,), activation=jnp.tanh, prior_variance=None, bias_spread=0.5)
     wrap, example = Wrap(target, calibrated=True), (np.zeros((1, 8), np.float32), np.zeros(1, np.float32))
     return {
         **first_order_samplers(wrap, MANY, False, example),
-        "first_order, replay": wrap.settled(opvi.replay(opvi.first_order(target), example, rows=1000), MANY),
+        "first_order, replay": wrap.settled(opvi.replay(opvi.tracking.first_order(target), example, rows=1000), MANY),
         "kfac": Sampler(lambda _: opvi.calibrated(opvi.kfac(fixed), fixed, particles=MANY)),
         "gauss_newton, by tracker": Sampler(lambda _: opvi.tracker(fixed)),
         "regressor": Sampler(lambda _: opvi.regressor(8)),

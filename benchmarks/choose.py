@@ -22,9 +22,9 @@ from benchmarks import choices
 from benchmarks.choices import SEEDS, TUNING, Rows, Sampler
 from benchmarks.machine import machine
 from opvi import metrics
-from opvi.experiments.classification import scores as class_scores
-from opvi.experiments.results import as_json
-from opvi.tracking.calibrated import CalibratedState
+from opvi.tracking._calibrated import CalibratedState
+from paper.classification import scores as class_scores
+from paper.results import as_json
 
 BATCH = 20
 UNSCORED = 1000  # rows at the start of a stream whose batches are scored before they are learnt
@@ -72,7 +72,7 @@ def pass_over(sampler: Sampler, made: opvi.Tracker | None, batch: int, step: Any
 
 def _summary(predictive: opvi.Predictive) -> Any:
     """Class probabilities, or the mean."""
-    continuous = isinstance(predictive.components, opvi.Normal | opvi.StudentT)
+    continuous = isinstance(predictive.components, opvi.Normal | opvi.predictive.StudentT)
     return predictive.mean() if continuous else predictive.probabilities()
 
 

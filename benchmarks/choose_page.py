@@ -13,8 +13,8 @@ mpl.use("Agg")
 
 import matplotlib.pyplot as plt
 
-from opvi import plots
-from opvi.experiments.results import markdown
+from paper import plots
+from paper.results import markdown
 
 DOCS = Path(__file__).parent.parent / "docs"
 Lines = dict[str, dict[str, Any]]
@@ -189,7 +189,7 @@ def decisions(parts: dict[str, Any]) -> str:
         ),
         (
             "one row at a time",
-            "[`opvi.interop.river`](estimators.md#river), `hidden=()`; `buffer=1` learns each row at once",
+            "[`opvi.adapters.river`](estimators.md#river), `hidden=()`; `buffer=1` learns each row at once",
             f"{one['value']:.0f} µs a row; {at_once['value']:.0f} with `buffer=1`",
             f"elec2: accuracy {one['extra']['accuracy']:.3f}; {at_once['extra']['accuracy']:.3f} with `buffer=1`",
         ),
@@ -245,7 +245,7 @@ def decisions(parts: dict[str, Any]) -> str:
         ),
         (
             "the paper's methods to compare",
-            "[`opvi.compare`](index.md#compare-methods-under-one-budget), [`opvi reproduce`](reproduce.md)",
+            "[`opvi.compare`](index.md#compare-methods-under-one-budget), [`python -m paper reproduce`](reproduce.md)",
             f"{cost(network['svgd'])} µs a row, 501 parameters",
             f"kin8nm, RMSE: OPVI growing {paper[0]}, OPVI static {paper[1]}, SVGD {paper[2]}",
         ),

@@ -10,7 +10,7 @@ mpl.use("Agg")
 
 import matplotlib.pyplot as plt
 
-from opvi import plots
+from paper import plots
 
 RESULTS = Path(__file__).parent.parent / "docs" / "results"
 

@@ -15,8 +15,8 @@ from threadpoolctl import threadpool_limits
 import opvi
 from benchmarks.machine import machine
 from benchmarks.measure import Result, Timing, interleave
-from opvi import data
-from opvi.interop import river
+from opvi.adapters import river
+from paper import data
 
 BATCH, SEED = 20, 0
 ARF_ROWS = 5000  # the forest slows down as its trees grow; more rows would flatter us
@@ -146,7 +146,7 @@ def main() -> None:
     parser.add_argument("--out", type=Path, default=Path("bench-output"), help="folder for estimators.json")
     folder = parser.parse_args().out
     folder.mkdir(parents=True, exist_ok=True)
-    threadpool_limits(limits=1)  # as `opvi measure` does: several threads are slower for matrices this small
+    threadpool_limits(limits=1)  # as `python -m paper measure` does: several threads are slower for matrices this small
     about, done = machine("python -m benchmarks.estimators"), []
     for source in (over_the_step, river_over_the_step, one_row_at_a_time):
         for result in source():

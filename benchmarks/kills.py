@@ -39,7 +39,18 @@ def write_table(path: Path, rows: int, seed: int = 0) -> None:
 
 
 def start(table: Path, folder: Path, more: list[str], cache: Path) -> subprocess.Popen[bytes]:
-    command = [sys.executable, "-m", "opvi.cli", "learn", str(table), "--run", str(folder), "--resume", *OPTIONS, *more]
+    command = [
+        sys.executable,
+        "-m",
+        "opvi.app.cli",
+        "learn",
+        str(table),
+        "--run",
+        str(folder),
+        "--resume",
+        *OPTIONS,
+        *more,
+    ]
     # Compiled programs are kept, so that a process that starts again need not compile again.
     environment = {
         **os.environ,
@@ -57,9 +68,9 @@ def finish(process: subprocess.Popen[bytes]) -> None:
 
 def result(table: Path, folder: Path) -> dict[str, Any]:
     """All that must be equal: the last checkpoint, the rejected rows, the figures, predictions."""
-    from opvi.learning import RunDirectory, predict
-    from opvi.learning.predicting import learnt
-    from opvi.tables import open_source
+    from opvi.app.learn import RunDirectory, predict
+    from opvi.app.learn._predicting import learnt
+    from opvi.app.tables import open_source
 
     known = learnt(RunDirectory(folder))
     tree = {name: part for name, part in known.tree.items() if name != "saves"}

@@ -19,12 +19,12 @@ import jax.numpy as jnp
 import numpy as np
 
 from benchmarks.machine import machine
-from opvi.cli.common import one_blas_thread
-from opvi.inference import advance
-from opvi.learning import Learner, RunDirectory, Settings
-from opvi.learning.learner import BATCH, Stop
-from opvi.learning.models import model
-from opvi.learning.starting import Asked, ready
+from opvi.app.cli._common import one_blas_thread
+from opvi.app.learn import Learner, RunDirectory, Settings
+from opvi.app.learn._learner import BATCH, Stop
+from opvi.app.learn._models import model
+from opvi.app.learn._starting import Asked, ready
+from opvi.running._run import advance
 from opvi.types import Batch
 
 COLUMNS = 10

@@ -22,7 +22,7 @@ def resident_mb(which: str) -> float:
 
 def child() -> None:
     """Print, as JSON, megabytes over what was there before the call (compiling included) and milliseconds."""
-    field = jax.jit(opvi.fields.svgd())
+    field = jax.jit(opvi.flows.fields.svgd())
     x = jax.random.normal(jax.random.key(0), (N, D))
     scores = jax.block_until_ready(-x)
     before = resident_mb("VmRSS")

@@ -113,7 +113,7 @@ def results() -> Iterator[Result]:
         errors = {
             "blackjax": disagreement(ours(case, plain), of_blackjax(case, plain)),
             "numpyro": disagreement(
-                ours(case, plain, bandwidth=opvi.kernels.median_numpyro()), of_numpyro(case, plain)
+                ours(case, plain, bandwidth=opvi.flows.kernels.median_numpyro()), of_numpyro(case, plain)
             ),
         }
         for peer, error in errors.items():

@@ -12,8 +12,8 @@ from threadpoolctl import threadpool_limits
 
 import opvi
 from benchmarks.machine import machine
-from opvi import data
-from opvi.tracking.shared import shared_classifier
+from opvi.tracking._shared import shared_classifier
+from paper import data
 
 MEMORIES = (0, 500, 2000)
 SPLITS = (5, 6, 7)  # of kin8nm: results elsewhere are on splits 0 to 4

@@ -18,8 +18,8 @@ def results() -> Iterator[Result]:
     """Seconds after compilation, for the growing and the static batch, and the same rounds in a Python loop."""
     x = np.random.default_rng(0).standard_normal((ROWS, FEATURES), dtype=np.float32)
     y = np.sin(x.sum(1))
-    target = opvi.mlp(FEATURES, (50,), opvi.gaussian(opvi.Gamma()), prior_variance=opvi.Gamma())
-    for name, rule in {"B=⌈t^0.55⌉": opvi.power(0.55), "B=20": opvi.static(20)}.items():
+    target = opvi.mlp(FEATURES, (50,), opvi.gaussian(opvi.targets.Gamma()), prior_variance=opvi.targets.Gamma())
+    for name, rule in {"B=⌈t^0.55⌉": opvi.schedules.power(0.55), "B=20": opvi.schedules.static(20)}.items():
         algorithm = opvi.opvi(target, step=optax.rmsprop(1e-2))
 
         def chunked(algorithm: opvi.Algorithm = algorithm, rule: Any = rule) -> Any:

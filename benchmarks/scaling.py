@@ -21,7 +21,8 @@ import numpy as np
 import opvi
 from benchmarks.machine import machine
 from benchmarks.measure import Timing, interleave
-from opvi import distributed, fields
+from opvi.flows import fields
+from opvi.scale import distributed
 
 COUNTS = [256, 512, 1024, 2048, 4096, 8192, 16_384]  # particles, of 8 dimensions
 DIMENSIONS = [2, 4, 8, 16, 64, 256, 1024]  # of 2,048 particles
@@ -61,7 +62,7 @@ def rounds(algorithm: opvi.Algorithm, particles: int, count: int) -> Timing:
     """A round of `opvi.run` on all devices of all processes, each of which reads its own rows."""
     x = np.random.default_rng(0).standard_normal((count * ROWS, 8), dtype=np.float32)
     mine = distributed.share((x, (x[:, 0] > 0).astype(np.float32)), ROWS)
-    spread = opvi.sharded(algorithm, opvi.mesh())
+    spread = opvi.scale.sharded(algorithm, opvi.scale.mesh())
     state = spread.init(jax.random.key(0), particles)
 
     def run() -> Any:
@@ -73,7 +74,7 @@ def rounds(algorithm: opvi.Algorithm, particles: int, count: int) -> Timing:
 
 def exchange() -> dict[int, float]:
     """Milliseconds to add up an array over all processes, by its length."""
-    mesh = opvi.mesh()
+    mesh = opvi.scale.mesh()
     parts = jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec("particles"))
     whole = jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec())
     out = {}

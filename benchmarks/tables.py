@@ -14,7 +14,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from benchmarks.machine import machine
-from opvi.tables import open_source, settle
+from opvi.app.tables import open_source, settle
 
 COLUMNS = 10
 TARGET = 3.0  # microseconds a row, numbers in CSV

@@ -33,7 +33,7 @@ def results() -> Iterator[Result]:
 def gauss_newton_run() -> Result:
     """500 rounds of 20 rows, 20 particles of 501 parameters with full covariances, after compilation."""
     target = opvi.mlp(FEATURES, (50,), activation=jnp.tanh, prior_variance=None, bias_spread=0.5)
-    algorithm = opvi.gauss_newton(target, noise=opvi.AdaptiveNoise())
+    algorithm = opvi.gauss_newton(target, noise=opvi.filters.AdaptiveNoise())
     data = arrays(ROUNDS * ROWS)
 
     def run() -> Any:

@@ -20,7 +20,7 @@ def execute(page: Path, draw: bool = True) -> str:
     matplotlib.use("Agg")
     import matplotlib.pyplot as plt
 
-    from opvi import plots
+    from paper import plots
 
     text, names, out, last, drawn = OUTPUT.sub("", page.read_text(encoding="utf-8")), {}, [], 0, 0
     for block in BLOCK.finditer(text):

@@ -1,8 +1,8 @@
 """MkDocs hook: links from pages to code get a line number, and the code they point at becomes pages of the site.
 
-A page writes [`opvi.power`](../src/opvi/schedules.py), which on GitHub opens the file. Here the name is looked up in
-the sources, which are read and not imported; the link then leads to its documentation, and the line beside it to the
-code. A name that does not exist, or stands in another file, ends the build.
+A page writes [`opvi.schedules.power`](../src/opvi/flows/schedules.py), which on GitHub opens the file. Here the name is
+looked up in the sources, which are read and not imported; the link then leads to its documentation, and the line
+beside it to the code. A name that does not exist, or stands in another file, ends the build.
 """
 
 import ast
@@ -100,7 +100,7 @@ def place(name: str, path: str) -> Place:
     """Where a name that a page links to stands, or an error that says what is wrong with the link.
 
     Args:
-        name: `opvi.power`, `test_buckets`, or the path itself for the whole file.
+        name: `opvi.schedules.power`, `test_buckets`, or the path itself for the whole file.
         path: the file the link points at.
     """
     if not (ROOT / path).exists():

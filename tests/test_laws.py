@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 import opvi
-from opvi import fields, kernels
+from opvi.flows import fields, kernels
 from opvi.types import FieldValue
 
 
@@ -153,7 +153,9 @@ def test_minibatch_noise_is_shared():
     assert error.mean() > 10 * ratio  # shared noise dwarfs the spread: this is why repulsion 0.1 calibrates nothing
 
 
-@pytest.mark.parametrize(("rule", "slope"), [(20, 1.0), (opvi.power(0.55), 1 - 0.55 / 2), (opvi.power(1.0), 0.5)])
+@pytest.mark.parametrize(
+    ("rule", "slope"), [(20, 1.0), (opvi.schedules.power(0.55), 1 - 0.55 / 2), (opvi.schedules.power(1.0), 0.5)]
+)
 def test_measured_gradient_error_follows_the_batch_size(rule, slope):
     """E_T = Σ √E‖e_t‖² of a linear model's batch-mean gradient, measured, has slope 1 - ρ/2."""
     rounds, chains, dim = 1600, 12, 3
@@ -176,7 +178,7 @@ def test_measured_gradient_error_follows_the_batch_size(rule, slope):
 
 
 @pytest.mark.parametrize("make", [opvi.blob, opvi.gfsd, opvi.gfsf, opvi.svgd])
-@pytest.mark.parametrize("acceleration", [None, opvi.wnes(0.1)], ids=["plain", "wnes"])
+@pytest.mark.parametrize("acceleration", [None, opvi.flows.wnes(0.1)], ids=["plain", "wnes"])
 def test_every_flow_finds_the_posteriors_mean(make, acceleration):
     data = gaussian_data(40, 3, mean=1.0)
     target = location_model()

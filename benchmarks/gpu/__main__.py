@@ -63,7 +63,7 @@ def error(value: jax.Array, truth: np.ndarray) -> float:
 
 
 def directions() -> Iterator[Result]:
-    forms = {"fused": opvi.fields.svgd(), "tiled": opvi.fields.svgd(block=TILED_BLOCK)}
+    forms = {"fused": opvi.flows.fields.svgd(), "tiled": opvi.flows.fields.svgd(block=TILED_BLOCK)}
     for n, d, limit in SIZES:
         calls = {name: jax.jit(partial(direction, field)) for name, field in forms.items()}
         extra: dict[str, Any] = {}
@@ -84,7 +84,7 @@ def directions() -> Iterator[Result]:
 def network() -> Result:
     """A round of the first-order sampler on an MNIST-sized network, inside the loop that `run` compiles."""
     target = opvi.mlp(784, (100,), opvi.categorical(), outputs=10, activation=jnp.tanh)
-    algorithm = opvi.first_order(target)
+    algorithm = opvi.tracking.first_order(target)
     rng = np.random.default_rng(0)
     X, y = rng.random((ROUNDS * 20, 784), dtype=np.float32), rng.integers(0, 10, ROUNDS * 20)
     batches = opvi.Batch(

@@ -1,1 +1,1 @@
-"""Rivals on the rows of `opvi measure regression` and `opvi measure classification`: `python -m benchmarks.rivals`."""
+"""Rivals on the rows of `python -m paper measure`, regression and classification: `python -m benchmarks.rivals`."""

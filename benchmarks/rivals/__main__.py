@@ -12,11 +12,11 @@ from typing import Any
 
 from benchmarks.rivals import plan, tables
 from benchmarks.rivals.plan import Rival
-from opvi.experiments.results import Book, Experiment, Row, header, markdown
+from paper.results import Book, Experiment, Row, header, markdown
 
 COMMITTED = Path(__file__).parents[2] / "docs" / "results"
 SETTINGS = {
-    "rows": "those of `opvi measure regression` and `opvi measure classification`",
+    "rows": "those of `python -m paper measure regression` and `python -m paper measure classification`",
     "scaling": "regression: with all training rows; classes: with the inputs so far",
     "tuned": "regression: on validation rows of other splits; streams: with hindsight, on the stream itself",
     "on top": "opvi's predictive head, or its temperature",

@@ -8,7 +8,7 @@ import numpy as np
 from river import forest, linear_model, preprocessing, tree
 
 from benchmarks.rivals.scoring import Forecast, Scaled
-from opvi.experiments.classification import BATCH, Stream
+from paper.classification import BATCH, Stream
 
 REGRESSORS: dict[str, Callable[[int], Any]] = {
     "River's forest": lambda seed: forest.ARFRegressor(seed=seed),

@@ -11,8 +11,8 @@ import optax
 
 import opvi
 from benchmarks.rivals.scoring import Forecast, Scaled, timed
-from opvi.algorithms.linear_ekf import predict_linear
-from opvi.experiments.classification import BATCH, Stream
+from opvi.filters._linear_ekf import predict_linear
+from paper.classification import BATCH, Stream
 
 HIDDEN = 50  # of a regression, as in `opvi.regressor`
 CLASS_HIDDEN = 100  # of a classification, as in `opvi.classifier`

@@ -10,8 +10,8 @@ import numpy as np
 from benchmarks.machine import machine
 from benchmarks.rivals import networks
 from benchmarks.rivals.scoring import judged, judged_classes, scaled
-from opvi.experiments import classification, regression
-from opvi.experiments.results import Record
+from paper import classification, regression
+from paper.results import Record
 
 NETS, NETS_TUNED = 20, 5  # of an ensemble, and of one that is being tuned
 TUNING_SEED = 99  # of a stream's order and of starting weights

@@ -10,10 +10,11 @@ import numpy as np
 
 import opvi
 from opvi import metrics
-from opvi.experiments import classification
-from opvi.experiments.regression import BATCH
-from opvi.experiments.results import Record
-from opvi.tracking import calibration, temperature
+from opvi.tracking import _calibration as calibration
+from opvi.tracking import _temperature as temperature
+from paper import classification
+from paper.regression import BATCH
+from paper.results import Record
 
 
 class Scaled(NamedTuple):

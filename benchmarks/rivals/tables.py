@@ -7,8 +7,8 @@ from typing import Any
 import numpy as np
 
 from benchmarks.rivals.plan import Rival
-from opvi.experiments import classification, regression
-from opvi.experiments.results import Book, Record, summary
+from paper import classification, regression
+from paper.results import Book, Record, summary
 
 Ours = dict[str, dict[str, Any]]
 SHORT = {
@@ -132,7 +132,7 @@ def draw(book: Book, rivals: list[Rival], ours: Ours, path: Path) -> Path:
     mpl.use("Agg")
     import matplotlib.pyplot as plt
 
-    from opvi import plots
+    from paper import plots
 
     found = list(_behind(book, rivals, ours))
     names = [name for name in (*regression.SPLITS, *classification.STREAMS) if any(r.data == name for r, _, _ in found)]

@@ -12,9 +12,8 @@ import numpy as np
 from jax.scipy.stats import norm
 from scipy.optimize import linear_sum_assignment  # scipy comes with jax
 
-from opvi.distributions import Normal, StudentT
-from opvi.kernels import centred, median, squared_distances
-from opvi.predictive import Predictive
+from opvi.flows.kernels import centred, median, squared_distances
+from opvi.predictive import Normal, Predictive, StudentT
 from opvi.types import Array, Particles, Scalar, Scores
 
 # --- predictions ------------------------------------------------------------------------------

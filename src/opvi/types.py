@@ -68,6 +68,8 @@ class FieldValue(NamedTuple):
 
 Field = Callable[[Particles, Scores], FieldValue]
 Schedule = float | Callable[[Array], Any]  # a number, or a function of the round t = 1, 2, …
+# κ(rows of this batch, rows seen including this batch) -> factor on the batch's summed gradient
+LikelihoodScale = Callable[[Array, Array], Array]
 
 
 class DivergedError(FloatingPointError):

@@ -1,8 +1,12 @@
 """The recommended samplers: scaling, curvature, a bank of trackers and a calibrated predictive, put together."""
 
-from opvi.tracking.calibrated import calibrated as calibrated
-from opvi.tracking.classifier import classifier as classifier
-from opvi.tracking.drift import watched as watched
-from opvi.tracking.front import first_order as first_order
-from opvi.tracking.front import tracker as tracker
-from opvi.tracking.regressor import regressor as regressor
+from opvi.tracking._bank import bank as bank
+from opvi.tracking._calibrated import calibrated as calibrated
+from opvi.tracking._classifier import classifier as classifier
+from opvi.tracking._drift import watched as watched
+from opvi.tracking._regressor import regressor as regressor
+from opvi.tracking._remembering import remembering as remembering
+from opvi.tracking._replay import ReplayState as ReplayState
+from opvi.tracking._replay import replay as replay
+from opvi.tracking._tracker import first_order as first_order
+from opvi.tracking._tracker import tracker as tracker

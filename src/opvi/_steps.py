@@ -1,0 +1,171 @@
+"""What all samplers share: counting rounds and rows, weighing the batch, and surviving a bad update."""
+
+import functools
+import math
+from collections.abc import Callable
+from typing import Any, NamedTuple, TypeVar, cast
+
+import jax
+import jax.numpy as jnp
+import optax
+from jax.experimental.xla_metadata import set_xla_metadata
+from jax.lax import optimization_barrier
+from jax.scipy.special import logsumexp
+
+from opvi.targets import Target, score
+from opvi.types import Array, Batch, LikelihoodScale, Particles, Scalar, Schedule, at_round, shapes_of
+
+Step = TypeVar("Step", bound=Callable[..., Any])  # or a factory of samplers
+
+
+def compiled(step: Step) -> Step:
+    """The step as a compiled function that gives the same bits wherever it is called from.
+
+    XLA would inline it into a surrounding scan, fuse it there in another way and so round in another
+    way. On a CPU the inner call is marked as one to leave whole: by hand, in a scan or in `run`, it is one
+    program. On a GPU XLA fuses nothing inside such a call, which is six times slower there; barriers around the
+    step keep what surrounds it out, and `run` gives the same bits however it is cut.
+    """
+    inner = jax.jit(step)
+
+    @functools.wraps(step)
+    def outer(key: Any, state: Any, batch: Any) -> Any:
+        if jax.default_backend() == "cpu":
+            return set_xla_metadata(inner(key, state, batch), inlineable="false")
+        return optimization_barrier(inner(*optimization_barrier((key, state, batch))))
+
+    return cast(Step, jax.jit(outer))
+
+
+KEPT = 64  # samplers; the programs of those used least recently are freed
+
+
+def made_once(make: Step) -> Step:
+    """A factory that hands out the same sampler for the same settings, so that nothing is compiled twice.
+
+    A cell of a notebook that runs again, or a second model beside the first, starts at once. Settings that have no
+    hash (arrays) get a sampler of their own.
+    """
+
+    @functools.lru_cache(KEPT)
+    def kept(spelt: str, given: tuple[Any, ...], named: tuple[tuple[str, Any], ...]) -> Any:
+        return make(*given, **dict(named))
+
+    @functools.wraps(make)
+    def made(*given: Any, **named: Any) -> Any:
+        named = {name: tuple(value) if isinstance(value, list) else value for name, value in named.items()}
+        settings = given, tuple(named.items())
+        try:
+            hash(settings)
+        except TypeError:
+            return make(*given, **named)
+        return kept(repr(settings), *settings)  # as spelt: 4.0 is equal to 4, but no number of units
+
+    return cast(Step, made)
+
+
+LARGEST_COUNT = 2**31 - 1  # counters stop here instead of turning negative on an endless stream
+
+
+class StepInfo(NamedTuple):
+    """What a round did, for readers; never fed back."""
+
+    rows: Array  # rows seen, this batch included
+    log_predictive: Scalar  # mean log predictive density of the batch, before learning from it
+    drift: Scalar  # root mean square of the score, or of the move of second-order particles
+    finite: Array  # False: an update was not finite, and what it would have moved stayed where it was
+
+
+class Clock(NamedTuple):
+    """Where in the stream a round stands, with t and both row counts in the particles' dtype."""
+
+    round: Array  # int32, the new value of state.round
+    rows: Array  # int32, the new value of state.rows
+    t: Scalar
+    batch_rows: Scalar
+    seen_rows: Scalar
+
+
+def tick(state: Any, batch: Batch) -> Clock:
+    """Count this round and its rows (those with a weight above 0)."""
+    dtype = state.particles.dtype
+    here = (batch.weight > 0).sum(dtype=jnp.int32)
+    rows = state.rows + jnp.minimum(here, LARGEST_COUNT - state.rows)
+    round_ = optax.safe_increment(state.round)
+    at_least_one = jnp.maximum(here, 1).astype(dtype)  # a batch of padding alone must not divide by 0
+    return Clock(round_, rows, round_.astype(dtype), at_least_one, jnp.maximum(rows, 1).astype(dtype))
+
+
+def check_example(kept: Any, data: Any) -> None:
+    """Refuse, from shapes alone, rows that a sampler which keeps some was not made for."""
+
+    def row(tree: Any) -> list[tuple[int, ...]]:
+        return [leaf.shape[1:] for leaf in jax.tree.leaves(tree)]
+
+    structures: list[Any] = [jax.tree.structure(tree) for tree in (kept, data)]  # jax does not export the type
+    if structures[0] != structures[1] or row(kept) != row(data):
+        raise ValueError(
+            f"a batch has leaves of shape {shapes_of(data)}, but the `example` given has rows of shape {row(kept)}. "
+            "Make the sampler with an example of the stream's own rows, e.g. `example=(X[:1], y[:1])`."
+        )
+
+
+class Weighed(NamedTuple):
+    """The score that drives a round, and how well the batch was predicted before learning from it."""
+
+    scores: Array  # [n, d]
+    log_predictive: Scalar
+
+
+def weigh(
+    target: Target, particles: Particles, batch: Batch, clock: Clock, scale: LikelihoodScale, prior_weight: Schedule
+) -> Weighed:
+    r"""$s = \kappa_t \nabla \ell_t(x) + \eta_t \nabla \log p_0(x)$."""
+    scored = score(target, particles, batch)
+    kappa = scale(clock.batch_rows, clock.seen_rows)
+    eta = at_round(prior_weight, clock.t)
+    return Weighed(kappa * scored.likelihood + eta * scored.prior, log_predictive_of(scored.log_likelihood, batch))
+
+
+def log_predictive_of(log_likelihood: Array, batch: Batch) -> Scalar:
+    """Mean log predictive density of the batch, from each particle's `[n, B]`, before their update (prequential)."""
+    rows = logsumexp(log_likelihood, axis=0) - math.log(len(log_likelihood))
+    mean = (rows * batch.weight).sum() / jnp.maximum(batch.weight.sum(), 1e-30)
+    # Asked for by name: XLA's fused exponential on a CPU can turn a NaN into a number.
+    return jnp.where(jnp.isnan(log_likelihood).any(), jnp.nan, mean)
+
+
+def keep_if_finite(new: Any, old: Any, particles: Particles, log_predictive: Scalar) -> tuple[Any, Array]:
+    """The new state, or the old one where the new particles are not finite; and whether they were.
+
+    A NaN among the batch's log densities counts as well: it may leave the gradient finite, and wrong.
+    """
+    # A sum of squares is NaN or infinite as soon as one number is (or is above 1e19, which is as lost), and
+    # on a CPU several times faster to reduce than a matrix of truth values.
+    finite = jnp.isfinite((particles**2).sum()) & ~jnp.isnan(log_predictive)
+    return jax.tree.map(lambda a, b: jnp.where(finite, a, b), new, old), finite
+
+
+def root_mean_square(field: Array) -> Scalar:
+    """The typical size of a field's entries."""
+    return jnp.sqrt((field**2).mean())
+
+
+def as_optimizer(step: Schedule | optax.GradientTransformation) -> optax.GradientTransformation:
+    """An optax optimizer from a step size, a schedule of t = 1, 2, …, or an optimizer."""
+    if isinstance(step, optax.GradientTransformation):
+        return step
+    if callable(step):
+        return optax.sgd(lambda count: at_round(step, count.astype(float) + 1))  # optax counts from 0, we from 1
+    return optax.sgd(positive_step(step))
+
+
+def positive_step(step: Any) -> float:
+    """A step size that is a number greater than 0."""
+    try:
+        value = float(step)
+    except (TypeError, ValueError):
+        value = math.nan
+    if not value > 0:
+        raise ValueError(f"`step` is {step!r}, but must be a number greater than 0, a schedule, or an optax optimizer.")
+    return value

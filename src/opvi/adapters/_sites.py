@@ -1,0 +1,318 @@
+r"""Running a NumPyro model under handlers, and telling its sites apart."""
+
+import math
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jax.extend.core import Literal
+
+from opvi.predictive import Bernoulli, Categorical, Distribution, Normal
+from opvi.running._stream import row_count
+from opvi.types import Array, Data, Key, Params
+
+try:
+    import numpyro
+    from numpyro import distributions as dist
+    from numpyro import handlers
+    from numpyro.primitives import Messenger
+except ImportError as error:
+    raise ImportError('`opvi.from_numpyro` needs NumPyro: `pip install "opvi[numpyro]"`.') from error
+
+START = 2.0  # where the prior cannot be drawn from, a start is uniform in ±START on the unconstrained scale
+Site = dict[str, Any]  # NumPyro's record of one statement of the model
+Model = Callable[..., Any]
+# What JAX raises where a model asks for the values of its data while it is compiled.
+TRACED = (
+    jax.errors.ConcretizationTypeError,
+    jax.errors.TracerArrayConversionError,
+    jax.errors.TracerIntegerConversionError,
+)
+
+
+# --- running a model ----------------------------------------------------------------------------
+
+
+class _WholeBatch(Messenger):
+    """Plates that would draw a subsample take the batch as it is."""
+
+    def __init__(self, fn: Model, rows: int):
+        super().__init__(fn)
+        self.rows = rows
+        self.ratio: dict[str, float] = {}  # plate -> by how much it scales its sites up, for no reason now
+
+    def process_message(self, msg: Site) -> None:
+        if msg["type"] != "plate":
+            return
+        size, drawn = msg["args"]
+        if drawn is None or drawn == size:
+            return
+        if self.rows not in (size, drawn):
+            raise ValueError(
+                f"plate '{msg['name']}' draws {drawn} of {size}, but the model was given a batch of {self.rows} rows. "
+                "Let the data plate be as long as the batch: `numpyro.plate(name, len(y))`; the stream subsamples."
+            )
+        msg["args"], msg["value"] = (size, self.rows), jnp.arange(self.rows)
+        self.ratio[msg["name"]] = size / self.rows
+
+
+class Drawn(Messenger):
+    """Sites observed inside a data plate are drawn instead."""
+
+    def __init__(self, fn: Model, plates: set[str]):
+        super().__init__(fn)
+        self.plates = plates
+
+    def process_message(self, msg: Site) -> None:
+        """Called by NumPyro at every statement."""
+        if msg["type"] == "sample" and msg["is_observed"] and within(msg, self.plates) and not is_factor(msg):
+            msg["is_observed"], msg["value"] = False, None
+
+
+def arguments(data: Data) -> list[Any]:
+    """What a model is called with: an array, the parts of a tuple, and the parts of tuples in it."""
+    parts = data if isinstance(data, tuple | list) else [data]
+    return [one for part in parts for one in (part if isinstance(part, tuple | list) else [part])]
+
+
+def run(model: Model, data: Data, key: Key, value: Callable[[Site], Any]) -> tuple[dict[str, Site], dict[str, float]]:
+    """The sites of one run, with `value` at those for which it is not None, and the plates' needless scales."""
+    whole = _WholeBatch(model, row_count(data))
+    with handlers.trace() as sites:
+        seeded = handlers.substitute(handlers.seed(whole, key), substitute_fn=value)
+        seeded(**data) if isinstance(data, Mapping) else seeded(*arguments(data))
+    return sites, whole.ratio
+
+
+def _to_support(site: Site) -> Any:
+    """The transform from unconstrained values to the site's support."""
+    try:
+        return dist.biject_to(site["fn"].support)
+    except NotImplementedError:
+        raise TypeError(
+            f"site '{site['name']}' has the support {site['fn'].support}, to which NumPyro knows no way from the real "
+            "numbers. Write it as a transformation of a site that has one."
+        ) from None
+
+
+def from_unconstrained(params: Params) -> Callable[[Site], Any]:
+    """Puts parameters at their sites, and the log determinants of the transforms into the trace as factors."""
+
+    def value(site: Site) -> Any:
+        if site["type"] != "sample" or site["name"] not in params:
+            return None
+        u, transform = params[site["name"]], _to_support(site)
+        theta = transform(u)
+        log_det = transform.log_abs_det_jacobian(u, theta)
+        keep = jnp.ndim(theta) - len(site["fn"].event_shape)  # NumPyro sums over what belongs to one event
+        log_det = jnp.sum(log_det, axis=tuple(range(max(keep, 0), jnp.ndim(log_det))))
+        numpyro.factor(f"_{site['name']}_log_det", log_det)
+        return theta
+
+    return value
+
+
+def start(site: Site) -> Any:
+    """A value for a site whose prior cannot be drawn from."""
+    if site["type"] != "sample" or site["is_observed"] or not isinstance(_base(site["fn"]), dist.ImproperUniform):
+        return None
+    transform = _to_support(site)
+    shape = transform.inverse_shape(site["fn"].shape())
+    return transform(jax.random.uniform(site["kwargs"]["rng_key"], shape, minval=-START, maxval=START))
+
+
+def draw(model: Model, data: Data, key: Key) -> tuple[dict[str, Array], dict[str, Site]]:
+    """Unconstrained values of the latent sites, drawn from the prior, and all sites."""
+    sites, _ = run(model, data, key, start)
+    out = {}
+    for index, (name, site) in enumerate(sites.items()):
+        if is_latent(site):
+            _refuse_unfit(site)
+            u = _to_support(site).inv(site["value"])
+            # A draw at the very edge of its support, where small numbers have run out, lies at infinity.
+            other = jax.random.uniform(jax.random.fold_in(key, index), jnp.shape(u), minval=-START, maxval=START)
+            out[name] = jnp.where(jnp.isfinite(u), u, other.astype(u.dtype))
+    return out, sites
+
+
+# --- what a site is -----------------------------------------------------------------------------
+
+
+def _base(fn: Any) -> Any:
+    """A distribution without what plates and masks put around it."""
+    while isinstance(fn, dist.ExpandedDistribution | dist.MaskedDistribution | dist.Independent):
+        fn = fn.base_dist
+    return fn
+
+
+def is_latent(site: Site) -> bool:
+    """Whether it is to be inferred."""
+    return site["type"] == "sample" and not site["is_observed"]
+
+
+def is_factor(site: Site) -> bool:
+    """Whether it is a `numpyro.factor`."""
+    return isinstance(_base(site["fn"]), dist.Unit)
+
+
+def within(site: Site, plates: set[str]) -> bool:
+    """Whether it lies in one of the plates."""
+    return any(frame.name in plates for frame in site["cond_indep_stack"])
+
+
+def _refuse_unfit(site: Site) -> None:
+    """Latent sites that do not move along a gradient."""
+    name, fn = site["name"], site["fn"]
+    if fn.support is not None and fn.support.is_discrete:
+        raise TypeError(
+            f"site '{name}' is latent and discrete ({type(_base(fn)).__name__}), but particles move along gradients. "
+            "Sum it out: `dist.MixtureSameFamily`, or `jax.nn.logsumexp` over its values in a `numpyro.factor`."
+        )
+    if isinstance(_base(fn), dist.Delta):
+        raise TypeError(f"site '{name}' has a delta distribution: use `numpyro.deterministic('{name}', value)`.")
+
+
+class _Layout(NamedTuple):
+    """What of a site can be told from shapes."""
+
+    site: Site
+    shape: tuple[int, ...]
+    plates: dict[str, int]
+
+
+def layouts(model: Model, example: Data, rows: int) -> dict[str, _Layout]:
+    """The sites of the model on `rows` rows, from shapes alone."""
+    out: dict[str, _Layout] = {}
+
+    def look(data: Data) -> None:
+        _, sites = draw(model, data, jax.random.key(0))
+        for name, site in sites.items():
+            if site["type"] in ("param", "mutable"):
+                raise TypeError(
+                    f"site '{name}' is a `numpyro.{site['type']}`, but all that is learnt needs a prior: use "
+                    "`numpyro.sample`, and close over what is fixed. (`LocScaleReparam` needs a fixed `centered`.)"
+                )
+            if site["type"] in ("sample", "deterministic"):
+                plates = {frame.name: frame.size for frame in site["cond_indep_stack"]}
+                out[name] = _Layout(site, jnp.shape(site["value"]), plates)
+
+    spec = jax.tree.map(lambda a: jax.ShapeDtypeStruct((rows, *a.shape[1:]), a.dtype), example)
+    try:
+        jax.eval_shape(look, spec)
+    except TRACED as error:
+        raise TypeError(
+            "the model looks at the values of its data to decide what to do, but they are known only once it is "
+            f"compiled. Sizes and choices must not depend on them: close over such numbers. ({error})"
+        ) from error
+    return out
+
+
+def data_plates(few: dict[str, _Layout], more: dict[str, _Layout]) -> set[str]:
+    """The plates that follow the rows, or a refusal, from the sites on fewer and on more rows."""
+    both = few.keys() & more.keys()
+    follows = {name for name in few | more if name not in both or few[name][1:] != more[name][1:]}
+    plates = {
+        plate for name in both for plate, size in few[name].plates.items() if more[name].plates.get(plate, size) != size
+    }
+    sites = {name: layout.site for name, layout in (more | few).items()}
+    for name, site in sites.items():
+        if is_latent(site) and name in follows:
+            remedy = "Give it a prior of its own outside the plate, or sum it out of the likelihood."
+            if name.endswith("_unobserved"):  # made by `obs_mask`
+                remedy = (
+                    "Instead of `obs_mask=m`, leave such rows out: "
+                    f"`with numpyro.handlers.mask(mask=m): numpyro.sample('{name.removesuffix('_unobserved')}', …)`."
+                )
+            raise ValueError(
+                f"site '{name}' is latent and has one value a row, but only global latents, the same for all rows, "
+                f"can be learnt from a stream. {remedy}"
+            )
+    for name, site in sites.items():
+        if site["type"] != "sample" or not site["is_observed"]:
+            continue
+        count = len([frame for frame in site["cond_indep_stack"] if frame.name in plates])
+        if count > 1:
+            raise ValueError(f"site '{name}' lies in {count} plates that follow the rows, but must lie in one.")
+        if count == 0 and name in follows:
+            raise ValueError(
+                f"site '{name}' follows the rows, but lies in no plate that does, so that its log density cannot be "
+                f"told row by row. Put it into a data plate: `with numpyro.plate('rows', len(y)):`."
+            )
+    if not any(site["type"] == "sample" and site["is_observed"] and within(site, plates) for site in sites.values()):
+        raise ValueError(
+            "the model has no observed site inside a plate that follows the rows, so that there is nothing to learn "
+            f"from (its sites: {', '.join(sites) or 'none'}). Observe the batch in a data plate: "
+            "`with numpyro.plate('rows', len(y)): numpyro.sample('y', …, obs=y)`."
+        )
+    return plates
+
+
+def sources(function: Callable[[Data], dict[str, Array]], data: Data) -> dict[str, list[bool]]:
+    """For every named number that the function gives: which leaves of the data it is computed from."""
+    names = sorted(jax.eval_shape(function, data))
+    jaxpr = jax.make_jaxpr(function)(data).jaxpr
+    out = {}
+    for name, result in zip(names, jaxpr.outvars, strict=True):
+        needed = {result} if not isinstance(result, Literal) else set()
+        for equation in reversed(jaxpr.eqns):
+            if needed.intersection(equation.outvars):
+                needed.update(v for v in equation.invars if not isinstance(v, Literal))
+        out[name] = [v in needed for v in jaxpr.invars]
+    return out
+
+
+# --- heads --------------------------------------------------------------------------------------
+
+
+def head(site: Site, ratio: dict[str, float]) -> Distribution | None:
+    """What an observed site says about each row, where it is one of opvi's distributions."""
+    fn = site["fn"]
+    if fn.event_shape or len(fn.batch_shape) != 1 or _own_scale(site, ratio) is not None:
+        return None
+    base = fn.base_dist if isinstance(fn, dist.ExpandedDistribution) else fn
+    rows = fn.batch_shape
+    if type(base) is dist.Normal:
+        mean = jnp.broadcast_to(base.loc, rows)
+        return Normal(mean, jnp.broadcast_to(base.scale**2, rows).astype(mean.dtype))
+    if type(base) in (dist.BernoulliLogits, dist.BernoulliProbs):
+        return Bernoulli(jnp.broadcast_to(base.logits, rows))
+    if type(base) in (dist.CategoricalLogits, dist.CategoricalProbs):
+        return Categorical(jnp.broadcast_to(base.logits, (*rows, base.logits.shape[-1])))
+    return None
+
+
+# --- log densities ------------------------------------------------------------------------------
+
+
+def log_density(site: Site, ratio: dict[str, float]) -> Array:
+    """Of the site's value, one number for each member of its plates."""
+    fn, value = site["fn"], site["value"]
+    out = fn.log_prob(value, site["intermediates"]) if site["intermediates"] else fn.log_prob(value)
+    if jnp.shape(out) != fn.batch_shape:
+        raise ValueError(
+            f"site '{site['name']}' has values of shape {jnp.shape(value)}, but its distribution and plates make "
+            f"{tuple(fn.batch_shape)} with events of shape {tuple(fn.event_shape)}. Give both the same shape."
+        )
+    scale = _own_scale(site, ratio)
+    return out if scale is None else out * scale
+
+
+def _own_scale(site: Site, ratio: dict[str, float]) -> Any:
+    """What the model multiplies the log density by, apart from a subsampling plate's needless scale; None for 1."""
+    if site["scale"] is None:
+        return None
+    own = site["scale"] / math.prod(ratio.get(frame.name, 1.0) for frame in site["cond_indep_stack"])
+    return None if isinstance(own, float) and math.isclose(own, 1.0) else own
+
+
+def by_row(site: Site, values: Array, plates: set[str]) -> Array:
+    """Summed over all but the data plate's axis."""
+    axis = next(frame.dim for frame in site["cond_indep_stack"] if frame.name in plates) + values.ndim
+    return values.sum(tuple(i for i in range(values.ndim) if i != axis))
+
+
+def total(terms: dict[str, Array]) -> Array:
+    """The sum over sites."""
+    first, *others = terms.values()
+    return sum(others, start=first)

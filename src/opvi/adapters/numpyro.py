@@ -1,0 +1,260 @@
+r"""NumPyro models as targets: latent sites on the real line, prior and rows apart, names kept.
+
+A model is run under handlers that put unconstrained values at its latent sites. Every site's log density then falls
+on one of two sides: sites inside the data plate give one number a row, all others are the prior. The data plate is
+the one whose size follows the rows.
+"""
+
+import inspect
+from collections.abc import Mapping
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from opvi.adapters._sites import (
+    Drawn,
+    Model,
+    arguments,
+    by_row,
+    data_plates,
+    draw,
+    from_unconstrained,
+    head,
+    is_factor,
+    is_latent,
+    layouts,
+    log_density,
+    run,
+    sources,
+    total,
+    within,
+)
+from opvi.predictive import Distribution
+from opvi.running._stream import row_count
+from opvi.targets import Target, target
+from opvi.types import Array, Data, Key, Params, Particles, as_key, shapes_of
+
+
+class NumPyroTarget(Target):
+    """What `opvi.from_numpyro` makes: a target that also knows the model's sites, and the way back to them."""
+
+    program: "_Program"
+
+    def constrain(self, particles: Particles) -> dict[str, Array]:
+        """Latent and deterministic sites at every particle, in the model's own units: name -> `[n, ...]`.
+
+        Sites that follow the rows, such as a regression's mean, are left out.
+        """
+        found = self.program.constrain(self._params(particles))
+        return {name: found[name] for name in self.program.names}  # in the model's order
+
+    def sample(self, key: Any, particles: Particles, data: Data) -> dict[str, Array]:
+        """One draw of every observed site from each particle: name -> `[n, rows, ...]`.
+
+        What `data` holds at the observed sites is not looked at.
+        """
+        params = self._params(particles)
+        keys = jax.random.split(as_key(key), len(particles))
+        return self.program.sample(keys, params, self.program.arrays(data, params))
+
+    def log_likelihoods(self, particles: Particles, data: Data) -> dict[str, Array]:
+        """`log_likelihood` of every particle, site by site: name -> `[n, rows]`."""
+        params = self._params(particles)
+        return self.program.log_likelihoods(params, self.program.arrays(data, params))
+
+    def _params(self, particles: Particles) -> Params:
+        particles = jnp.asarray(particles)
+        if particles.ndim != 2 or particles.shape[1] != self.dim:
+            raise ValueError(
+                f"`particles` has shape {particles.shape}, but this target has {self.dim} parameters: give "
+                f"`state.particles`, a matrix of shape (n, {self.dim})."
+            )
+        return jax.vmap(self.unravel)(particles)
+
+    def _replace(self, **changes: Any) -> "NumPyroTarget":
+        made = super()._replace(**changes)
+        made.program = self.program
+        return made
+
+
+def from_numpyro(model: Model, example: Data) -> NumPyroTarget:
+    r"""A target from a NumPyro model with a data plate.
+
+    $$\log p_0(u) = \sum_s \log p(\theta_s) + \log \Big| \frac{\partial \theta}{\partial u} \Big|, \qquad
+      \log p(r \mid u) = \sum_s \log p(r_s \mid \theta)$$
+
+    with $s$ the sites outside and inside the plate. Parameters are a dict of unconstrained values $u$, one for each
+    latent site; `target.constrain(particles)` gives the sites $\theta$ back. Particles start from the prior, or
+    uniformly in ±2 where it is improper.
+
+    The model is called with the rows of a batch: `model(X, y)` for batches `(X, y)`, `model(X, group, y)` for batches
+    `((X, group), y)`, `model(X=X, y=y)` for batches `{"X": X, "y": y}`, `model(y)` for an array. What does not come in
+    rows, the number of groups for example, is closed over. The plate is as long as the batch:
+    `numpyro.plate("rows", len(y))`. A plate that would draw a subsample takes the batch's rows instead, and each
+    counts once.
+
+    Where batches are pairs and the only observed site is Normal, Bernoulli or Categorical with parameters that do not
+    depend on the second part, the target can predict: `opvi.predict(target, particles, X)`.
+
+    Args:
+        model: with global latent sites only, all continuous. Sites outside the data plate (`numpyro.factor` too)
+            belong to the prior and must not depend on the rows; sites inside it belong to the likelihood.
+        example: data of at least one row, as the stream will bring them.
+    """
+    if not callable(model):
+        raise TypeError(f"`model` is a {type(model).__name__}, but must be a NumPyro model: a Python function.")
+    program = _Program(model, example)
+    made = NumPyroTarget(*target(program.log_prior, program.log_likelihood, program.init, program.predict))
+    made.program = program
+    return made
+
+
+def _numbers(leaf: Any) -> np.ndarray:
+    leaf = np.asarray(leaf)
+    if leaf.dtype.kind not in "fiub":
+        raise TypeError(
+            f"`example` holds an array of dtype {leaf.dtype}, but a stream carries numbers. Encode strings."
+        )
+    return leaf.astype(jax.dtypes.canonicalize_dtype(leaf.dtype))
+
+
+class _Program:
+    """A model, what was found out about its sites, and the target's functions."""
+
+    def __init__(self, model: Model, example: Data):
+        example = jax.tree.map(_numbers, example)
+        if row_count(example) == 0:
+            raise ValueError("`example` has 0 rows, but at least 1 is needed to see what the model's data look like.")
+        self.model, self.example = model, jax.tree.map(lambda a: a[:1], example)
+        few, more = (layouts(model, self.example, rows) for rows in (2, 3))
+        self.plates = data_plates(few, more)
+        sites = {name: layout.site for name, layout in few.items()}
+        fixed = {name for name, layout in few.items() if layout[1:] == more[name][1:]}  # do not follow the rows
+        latent = [name for name, site in sites.items() if is_latent(site)]
+        if not latent:
+            raise ValueError("the model has no latent site, so that there is nothing to infer.")
+        known = {name for name, site in sites.items() if site["type"] == "deterministic"} & fixed
+        self.names = [name for name in sites if name in latent or name in known]
+        inside = [name for name, site in sites.items() if site["type"] == "sample" and within(site, self.plates)]
+        self.observed = [name for name in inside if not is_factor(sites[name])]
+        self.init = jax.jit(self._init)
+        self._check()
+        self.predict = self._predict if len(inside) == len(self.observed) == 1 and self._can_predict() else None
+        self.constrain = jax.jit(jax.vmap(self._constrain))
+        self.sample = jax.jit(jax.vmap(self._sample, (0, 0, None)))
+        self.log_likelihoods = jax.jit(jax.vmap(self._log_likelihoods, (0, None)))
+
+    def arrays(self, data: Data, params: Params) -> Data:
+        """The data as arrays: whole numbers where the example has them, floats in the parameters' dtype."""
+        structures: list[Any] = [jax.tree.structure(tree) for tree in (self.example, data)]
+        if structures[0] != structures[1]:
+            raise ValueError(
+                f"`data` has leaves of shape {shapes_of(data)}, but the target was made with an example of shape "
+                f"{shapes_of(self.example)} in a {type(self.example).__name__}. Give the same arguments."
+            )
+        dtype = jax.tree.leaves(params)[0].dtype
+
+        def convert(leaf: Any, like: np.ndarray) -> Array:
+            return jnp.asarray(leaf, dtype if like.dtype.kind == "f" else like.dtype)
+
+        return jax.tree.map(convert, data, self.example)
+
+    def _init(self, key: Key) -> Params:
+        return draw(self.model, jax.tree.map(jnp.asarray, self.example), key)[0]
+
+    def _zeros(self) -> Params:
+        """Parameters that suit every site."""
+        return jax.tree.map(lambda s: jnp.zeros(s.shape, s.dtype), jax.eval_shape(self.init, jax.random.key(0)))
+
+    def _terms(self, params: Params, data: Data, *, inside: bool) -> dict[str, Array]:
+        """Log densities of the sites inside the data plate, row by row, or of those outside."""
+        sites, ratio = run(self.model, data, jax.random.key(0), from_unconstrained(params))
+        terms = {}
+        for name, site in sites.items():
+            if site["type"] == "sample" and within(site, self.plates) == inside:
+                value = log_density(site, ratio)
+                terms[name] = by_row(site, value, self.plates) if inside else jnp.sum(value)
+        return terms
+
+    def log_prior(self, params: Params) -> Array:
+        return total(self._terms(params, self.arrays(self.example, params), inside=False))
+
+    def _log_likelihoods(self, params: Params, data: Data) -> dict[str, Array]:
+        return self._terms(params, data, inside=True)
+
+    def log_likelihood(self, params: Params, data: Data) -> Array:
+        return total(self._log_likelihoods(params, data))
+
+    def _check(self) -> None:
+        """Refuse rows that cannot be scored, and a prior that is not the same for every batch."""
+        params = self._zeros()
+        data = self.arrays(self.example, params)
+        twice = jax.tree.map(lambda a: jnp.concatenate([a, a]), data)
+
+        def terms(data: Data) -> dict[str, Array]:
+            return self._terms(params, data, inside=False)
+
+        jax.eval_shape(self.log_likelihood, params, twice)
+        once, again = jax.jit(terms)(data), jax.jit(terms)(twice)
+        for name, used in sources(terms, twice).items():
+            if any(used) or not np.allclose(once[name], again[name], rtol=1e-4, equal_nan=True):
+                raise ValueError(
+                    f"site '{name}' lies outside the data plate but depends on the rows, while a prior must be the "
+                    "same for every batch. A term of the likelihood belongs inside the plate; a number taken from "
+                    "data, such as a mean, is computed once and closed over."
+                )
+
+    def _head_of(self, params: Params, data: Data) -> Distribution | None:
+        sites, ratio = run(self.model, data, jax.random.key(0), from_unconstrained(params))
+        return head(sites[self.observed[0]], ratio)
+
+    def _can_predict(self) -> bool:
+        """Whether batches are pairs (x, y), and the head can be had from x alone."""
+        params = self._zeros()
+        data = self.arrays(self.example, params)
+        if type(data) is not tuple or len(data) != 2:
+            return False
+        if jax.eval_shape(self._head_of, params, data) is None:
+            return False
+
+        def outputs(y: Any) -> dict[str, Array]:
+            found: Any = self._head_of(params, (data[0], y))
+            return found._asdict()
+
+        return not any(any(used) for used in sources(outputs, data[1]).values())
+
+    def _predict(self, params: Params, x: Any) -> Distribution:
+        rows = row_count(x)
+        y = jax.tree.map(lambda a: np.zeros((rows, *a.shape[1:]), a.dtype), self.example[1])  # never looked at
+        found: Any = self._head_of(params, self.arrays((x, y), params))
+        return found
+
+    def _constrain(self, params: Params) -> dict[str, Array]:
+        data = self.arrays(self.example, params)
+        sites, _ = run(self.model, data, jax.random.key(0), from_unconstrained(params))
+        return {name: sites[name]["value"] for name in self.names}
+
+    def _sample(self, key: Key, params: Params, data: Data) -> dict[str, Array]:
+        sites, _ = run(Drawn(self.model, self.plates), data, key, from_unconstrained(params))
+        return {name: sites[name]["value"] for name in self.observed}
+
+    def observations(self, data: Data) -> dict[str, Any]:
+        """The values at the observed sites."""
+        sites, _ = run(self.model, data, jax.random.key(0), from_unconstrained(self._zeros()))
+        return {name: sites[name]["value"] for name in self.observed}
+
+    def inputs(self, data: Data) -> dict[str, Any]:
+        """The model's arguments that are not observed themselves, by name."""
+        seen = {id(value) for value in self.observations(data).values()}
+        return {name: value for name, value in self._arguments(data).items() if id(value) not in seen}
+
+    def _arguments(self, data: Data) -> dict[str, Any]:
+        if isinstance(data, Mapping):
+            return dict(data)
+        values = arguments(data)
+        try:
+            return dict(inspect.signature(self.model).bind(*values).arguments)
+        except (TypeError, ValueError):
+            return {f"argument_{i}": value for i, value in enumerate(values)}

@@ -1,0 +1,141 @@
+"""The recommended classifier as a River model."""
+
+import math
+from collections.abc import Hashable
+from typing import Any
+
+import numpy as np
+from river import base
+
+from opvi.adapters.river._model import OnlineModel, Row, rows_of, series_like
+from opvi.tracking._layers import checked_widths
+from opvi.tracking._shared import shared_classifier
+from opvi.tracking._widening import widened_classifier
+from opvi.types import Tracker
+
+
+class Classifier(OnlineModel, base.MiniBatchClassifier):
+    """Online Bayesian classification: `opvi.classifier` as a River model.
+
+    Features may have any units; new features and new classes may appear at any time, and features go missing (their
+    running mean stands in). Texts become indicators. Learning waits until `buffer` rows are there; predictions never
+    see the rows they predict.
+
+    Parameters
+    ----------
+    hidden
+        Width of each hidden layer; `()` for linear models.
+    n_particles
+        How many networks: a multiple of 4, or of 2 if a half-life is given.
+    half_life
+        In rows; data older than that count half. None finds out how fast to forget.
+    buffer
+        Rows learnt from at once, from 1 to 32.
+    max_features
+        Columns; features beyond share them by hashing.
+    seed
+        Of the starting networks.
+
+    Examples
+    --------
+    >>> from river import datasets, evaluate, metrics
+    >>> from opvi.adapters.river import Classifier
+    >>> model = Classifier(hidden=(), seed=0)
+    >>> print(evaluate.progressive_val_score(datasets.Phishing(), model, metrics.Accuracy()))  # doctest: +SKIP
+
+    """
+
+    def __init__(
+        self,
+        hidden: tuple[int, ...] = (100,),
+        n_particles: int = 20,
+        half_life: float | None = None,
+        buffer: int = 20,
+        max_features: int = 256,
+        seed: int | None = None,
+    ):
+        self.hidden = checked_widths(hidden)
+        self.n_particles = n_particles
+        self.half_life = half_life
+        self.buffer = buffer
+        self.max_features = max_features
+        self.seed = seed
+        self._start(1, 2)
+        self._labels: dict[Hashable, int] = {}
+
+    @property
+    def _multiclass(self) -> bool:
+        return True
+
+    def _tracker(self, sizes: tuple[int, ...]) -> Tracker:
+        return shared_classifier(
+            *sizes,
+            hidden=self.hidden,
+            particles=self.n_particles,
+            half_life=self.half_life,
+            memory_rows=0,
+        )
+
+    def _widened(self, fresh: Any) -> Any:
+        return widened_classifier(self._state, fresh)
+
+    def _needed(self) -> tuple[int, ...]:
+        return (*super()._needed(), max(2, len(self._labels)))
+
+    def _targets(self, y: list[Any]) -> np.ndarray:
+        return np.array([self._labels[label] for label in y], np.int32)
+
+    def learn_one(self, x: Row, y: Hashable, w: float = 1.0) -> None:
+        """Learn from a row, or keep it until there are `buffer` of them. It counts `w` times."""
+        if y not in self._labels:
+            if y is None or y != y:
+                raise ValueError(f"`y` is {y}, but must be a label. Leave the row out.")
+            self._labels[y] = len(self._labels)
+        self._wait(x, y, w)
+
+    def _spread(self, p: list[float]) -> dict[Hashable, float]:
+        """Probabilities by label; a label that the model has no room for yet is as likely as one row in all."""
+        rare = 1 / (self.n_rows_seen + 2)
+        p = p[: len(self._labels)] + [rare] * (len(self._labels) - len(p))
+        total = math.fsum(p)
+        return {label: value / total for label, value in zip(self._labels, p, strict=True)}
+
+    def _guess(self) -> list[float]:
+        """Before anything is learnt: the shares of the labels that wait."""
+        counts = [1.0] * len(self._labels)
+        for _, label, w in self._waiting:
+            counts[self._labels[label]] += w
+        return counts
+
+    def predict_proba_one(self, x: Row, **kwargs: Any) -> dict[Any, float]:
+        """The probability of every label met so far."""
+        p = self._guess() if self._state is None else np.asarray(self._one("probabilities", x))[0].tolist()
+        return self._spread(p)
+
+    def learn_many(self, X: Any, y: Any) -> None:
+        """Learn from the rows of a data frame, in their order."""
+        for row, target in zip(rows_of(X), y.to_list(), strict=True):
+            self.learn_one(row, target)
+
+    def _each(self, rows: list[Row]) -> list[dict[Hashable, float]]:
+        """The probabilities of each row."""
+        known = self._state is not None and rows
+        return [
+            self._spread(p)
+            for p in (self._many("probabilities", rows).tolist() if known else [self._guess()] * len(rows))
+        ]
+
+    def predict_proba_many(self, X: Any) -> Any:
+        """The probability of every label met so far, a column each, for the rows of a data frame."""
+        each = self._each(rows_of(X))
+        if hasattr(X, "to_dicts"):
+            import polars
+
+            return polars.DataFrame([{str(label): value for label, value in p.items()} for p in each])
+        import pandas
+
+        return pandas.DataFrame(each, index=X.index, columns=list(self._labels))
+
+    def predict_many(self, X: Any) -> Any:
+        """The most probable label of each row of a data frame."""
+        return series_like(X, [max(p, key=p.get) if p else None for p in self._each(rows_of(X))])  # type: ignore[arg-type]

@@ -1,0 +1,120 @@
+"""The recommended regressor as a River model."""
+
+import math
+from typing import Any
+
+import jax
+import numpy as np
+from river import base
+
+from opvi.adapters.river._distribution import PredictiveDistribution
+from opvi.adapters.river._model import OnlineModel, Row, rows_of, series_like
+from opvi.tracking._layers import checked_widths
+from opvi.tracking._regressor import EARLY_ROWS
+from opvi.tracking._shared import shared_regressor
+from opvi.tracking._widening import widened_regressor
+from opvi.types import LARGEST_VALUE, Tracker
+
+
+class Regressor(OnlineModel, base.MiniBatchRegressor):
+    """Online Bayesian regression: `opvi.regressor` as a River model.
+
+    Features and targets may have any units; new features may appear and others go missing (their running mean stands
+    in). Texts become indicators. Learning waits until `buffer` rows are there; predictions never see the rows they
+    predict.
+
+    Parameters
+    ----------
+    hidden
+        Width of each hidden layer; `()` for a linear model.
+    n_particles
+        How many networks.
+    half_life
+        In rows; data older than that count half. None finds out how fast to forget.
+    warm_up
+        So many rows at the start are learnt in pairs: slower, and better while little is known.
+    buffer
+        Rows learnt from at once, from 1 to 32.
+    max_features
+        Columns; features beyond share them by hashing.
+    seed
+        Of the starting networks.
+
+    Examples
+    --------
+    >>> from river import datasets, evaluate, metrics
+    >>> from opvi.adapters.river import Regressor
+    >>> model = Regressor(hidden=(), seed=0)
+    >>> print(evaluate.progressive_val_score(datasets.TrumpApproval(), model, metrics.MAE()))  # doctest: +SKIP
+
+    """
+
+    def __init__(
+        self,
+        hidden: tuple[int, ...] = (50,),
+        n_particles: int = 20,
+        half_life: float | None = None,
+        warm_up: int = EARLY_ROWS,
+        buffer: int = 20,
+        max_features: int = 256,
+        seed: int | None = None,
+    ):
+        self.hidden = checked_widths(hidden)
+        self.n_particles = n_particles
+        self.half_life = half_life
+        self.warm_up = warm_up
+        self.buffer = buffer
+        self.max_features = max_features
+        self.seed = seed
+        self._start(1)
+
+    def _tracker(self, sizes: tuple[int, ...]) -> Tracker:
+        return shared_regressor(
+            *sizes,
+            hidden=self.hidden,
+            particles=self.n_particles,
+            half_life=self.half_life,
+            memory_rows=0,
+            warm_up=self.warm_up,
+        )
+
+    def _widened(self, fresh: Any) -> Any:
+        return widened_regressor(self._state, fresh, self.hidden)
+
+    def _targets(self, y: list[Any]) -> np.ndarray:
+        return np.array(y, np.float32)
+
+    def learn_one(self, x: Row, y: float, w: float = 1.0) -> None:
+        """Learn from a row, or keep it until there are `buffer` of them. It counts `w` times."""
+        value = float(y)
+        if not abs(value) <= LARGEST_VALUE:
+            raise ValueError(
+                f"`y` is {y}, but must be a finite number of at most {LARGEST_VALUE:g}. Leave the row out."
+            )
+        self._wait(x, value, w)
+
+    def _guess(self) -> float:
+        """Before anything is learnt: the mean of the targets that wait, if any."""
+        return math.fsum(y for _, y, _ in self._waiting) / max(1, len(self._waiting))
+
+    def predict_one(self, x: Row, with_dist: bool = False) -> Any:
+        """The predictive mean, or the whole predictive distribution."""
+        if self._state is None:
+            guess = self._guess()
+            spread = np.var([y for _, y, _ in self._waiting]) if len(self._waiting) > 1 else 1.0
+            return PredictiveDistribution([guess], [spread or 1.0], [4.0]) if with_dist else guess
+        if not with_dist:
+            return float(self._one("mean", x)[0])
+        mean, variance, dof, _ = (leaf[:, 0] for leaf in jax.device_get(self._one("components", x)))
+        return PredictiveDistribution(mean, variance, dof, self.n_rows_seen, self.seed)
+
+    def learn_many(self, X: Any, y: Any) -> None:
+        """Learn from the rows of a data frame, in their order."""
+        for row, target in zip(rows_of(X), y.to_list(), strict=True):
+            self.learn_one(row, target)
+
+    def predict_many(self, X: Any) -> Any:
+        """The predictive means of the rows of a data frame."""
+        rows = rows_of(X)
+        values = np.full(len(rows), self._guess()) if self._state is None or not rows else self._many("mean", rows)
+        return series_like(X, values.astype(float))

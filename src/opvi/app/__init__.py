@@ -1,0 +1,1 @@
+"""The command `opvi`: learn from a table, predict, report."""

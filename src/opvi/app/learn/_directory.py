@@ -1,0 +1,109 @@
+"""A run's folder: what the run is about, its checkpoints, and the rows it rejected."""
+
+import json
+import os
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from opvi.app.tables import Rejected
+from opvi.running._checkpoint import Checkpoints, write_whole
+
+FORMAT = 1
+KEPT = 3  # checkpoints
+ABOUT, CHECKPOINTS, REJECTED, METRICS = "run.json", "checkpoints", "rejected.jsonl", "metrics.json"
+
+
+class RunError(Exception):
+    """Something about a run that the user can put right; the message says how."""
+
+
+class RunDirectory:
+    """The files of one run. Nothing outside the folder is read or written through it.
+
+    Args:
+        path: the folder.
+    """
+
+    def __init__(self, path: str | Path):
+        self.path = Path(path)
+
+    @property
+    def exists(self) -> bool:
+        """Whether a run was begun here."""
+        return (self.path / ABOUT).exists()
+
+    @property
+    def checkpoints(self) -> Checkpoints:
+        """The run's last checkpoints."""
+        return Checkpoints(self._inside(CHECKPOINTS), KEPT)
+
+    def _inside(self, name: str) -> Path:
+        """A file or folder of the run, which may be no link to another place."""
+        path = self.path / name
+        if path.is_symlink():
+            raise RunError(
+                f"{path} is a link, but a run's files must lie in its own folder. Put the file itself there."
+            )
+        return path
+
+    # --- what the run is about ----------------------------------------------------------------
+
+    def begin(self, about: Mapping[str, Any]) -> None:
+        """Write down what was settled: the schema, the model, the versions."""
+        self.path.mkdir(parents=True, exist_ok=True)
+        self._write(ABOUT, {"format": FORMAT, **about})
+
+    def about(self) -> dict[str, Any]:
+        """What was settled when the run began."""
+        path = self._inside(ABOUT)
+        try:
+            about = json.loads(path.read_bytes())
+        except FileNotFoundError:
+            raise RunError(
+                f"{self.path} holds no run. Begin one: `opvi learn SOURCE --target COLUMN --run DIR`."
+            ) from None
+        except (ValueError, RecursionError) as error:
+            raise RunError(
+                f"{path} is damaged: {error}. Without it the checkpoints cannot be understood: put back a copy, or "
+                "begin again in another folder."
+            ) from None
+        except OSError as error:
+            raise RunError(f"{path} cannot be read: {error.strerror}.") from None
+        if not isinstance(about, dict) or not isinstance(about.get("format"), int):
+            raise RunError(
+                f"{path} is damaged: it does not say what the run is about. Put back a copy, or begin again in another "
+                "folder."
+            )
+        if about["format"] > FORMAT:
+            raise RunError(
+                f"{self.path} has format {about['format']}, but this opvi reads up to {FORMAT}: a newer one wrote it. "
+                "Install that: `pip install --upgrade opvi`."
+            )
+        return about
+
+    def write_metrics(self, metrics: Mapping[str, Any]) -> None:
+        """The figures of the moment, for people and scripts."""
+        self._write(METRICS, metrics)
+
+    def _write(self, name: str, content: Mapping[str, Any]) -> None:
+        write_whole(self._inside(name), [json.dumps(content, indent=1, allow_nan=False).encode() + b"\n"])
+
+    # --- rejected rows ------------------------------------------------------------------------
+
+    def open_rejected(self, size: int, name: str = REJECTED) -> tuple[int, int]:
+        """The file of rejected rows, cut to the size it had at the checkpoint; and its size, should it be shorter."""
+        flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
+        file = os.open(self._inside(name), flags, 0o644)
+        size = min(size, os.fstat(file).st_size)
+        os.ftruncate(file, size)
+        os.lseek(file, size, os.SEEK_SET)
+        return file, size
+
+    @staticmethod
+    def as_lines(rejected: Sequence[Rejected], source: str) -> bytes:
+        """Rejected rows as JSON lines."""
+        return b"".join(
+            json.dumps({"source": source, "row": r.row, "reason": r.reason, "text": r.text}).encode() + b"\n"
+            for r in rejected
+        )

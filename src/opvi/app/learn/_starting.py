@@ -1,0 +1,197 @@
+"""How a run begins, and how it goes on: which source, from which row, with which schema."""
+
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from opvi.app.learn._directory import RunDirectory, RunError
+from opvi.app.learn._learner import Learner, Place, Stop, blocks_of
+from opvi.app.learn._models import Settings, as_json, from_json
+from opvi.app.learn._telling import versions
+from opvi.app.tables import FIRST_ROWS, Block, Schema, Source, open_source, settle
+from opvi.running._checkpoint import Checkpoints
+from opvi.running._saving import SAVE_EVERY
+
+PIPE = "-"
+
+
+class Asked(NamedTuple):
+    """What the user asked for."""
+
+    source: str | None
+    target: str | None = None
+    task: str = "auto"
+    classes: Sequence[str] | None = None
+    leave_out: Sequence[str] = ()
+    first_rows: int = FIRST_ROWS
+    format: str | None = None
+    settings: Settings = Settings()
+    resume: bool = False
+    replayed: bool = False  # a pipe that starts again from its first row
+    strict: bool = False
+    save_every: float = SAVE_EVERY
+    processes: int = 1  # that read a file of their own each
+    pattern: str | None = None  # of the names of those files
+
+
+class Ready(NamedTuple):
+    """Everything that `Learner.learn` needs, and what to tell the user first."""
+
+    learner: Learner
+    source: Source
+    first: list[Block]
+    messages: list[str]
+
+
+@contextmanager
+def alone(run: RunDirectory, asked: Asked, stop: Stop) -> Iterator[Ready]:
+    """A run of this process, locked against others; its source is closed at the end."""
+    with run.checkpoints as kept:
+        made = ready(run, kept, asked, stop)
+        try:
+            yield made
+        finally:
+            made.source.close()
+
+
+def ready(
+    run: RunDirectory, kept: Checkpoints, asked: Asked, stop: Stop, make: Callable[..., Learner] = Learner
+) -> Ready:
+    """A run that may begin, or go on from its last good checkpoint."""
+    if run.exists and kept.begun and not asked.resume:
+        raise RunError(
+            f"{run.path} holds a run already. Go on with it: `--resume`. Or choose another folder: `--run DIR`."
+        )
+    if run.exists and asked.resume:
+        return _resumed(run, kept, asked, make)
+    if kept.begun:
+        raise RunError(
+            f"{run.path} holds checkpoints, but no run.json that says what they are about. Bring it back, or choose "
+            "another folder: `--run DIR`."
+        )
+    return _begun(run, kept, asked, stop, make)
+
+
+def _begun(run: RunDirectory, kept: Checkpoints, asked: Asked, stop: Stop, make: Callable[..., Learner]) -> Ready:
+    if asked.source is None:
+        raise RunError(f"there is no run in {run.path} to go on with, and no SOURCE to begin one from. Name a file.")
+    if asked.target is None:
+        raise RunError("`--target COLUMN` is missing: which column shall be predicted?")
+    source = open_source(asked.source, asked.format)
+    try:
+        first = _some(source, asked.first_rows, stop)
+        schema = settle(first, asked.target, asked.task, asked.classes, asked.leave_out, asked.first_rows)
+        learner = _learner(make, run, kept, schema, asked.settings, asked)
+        run.begin(
+            {
+                "source": asked.pattern or source.name,
+                "processes": asked.processes,
+                "schema": schema.to_json(),
+                "settings": as_json(asked.settings),
+                "versions": versions(),
+                "command": sys.argv,
+            }
+        )
+    except BaseException:
+        source.close()
+        raise
+    learner.places.append(Place(source.name, source.fingerprint, asked.format, 0))
+    again = ["Nothing was learnt here before: beginning."] if asked.resume else []
+    return Ready(learner, source, first, [*again, *schema.notes])
+
+
+def _resumed(run: RunDirectory, kept: Checkpoints, asked: Asked, make: Callable[..., Learner]) -> Ready:
+    about = run.about()
+    try:
+        schema, settings = Schema.from_json(about["schema"]), from_json(about["settings"])
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
+        raise RunError(f"{run.path / 'run.json'} is damaged: it does not describe a model ({error}).") from None
+    if asked.target not in (None, schema.target):
+        raise RunError(
+            f"`--target` is {asked.target!r}, but the run in {run.path} learns to predict {schema.target!r}."
+        )
+    _check_processes(run, about.get("processes", 1), asked)
+    learner = _learner(make, run, kept, schema, settings, asked)
+    found = kept.newest()
+    messages = [f"{message} Passed over." for message in kept.damaged]
+    if found is not None:
+        learner.restore(found)
+    elif kept.damaged:
+        messages.append("No checkpoint is whole: beginning again from the first row.")
+    source, told = _source(learner, asked, about)
+    return Ready(learner, source, [], [*messages, told])
+
+
+def _check_processes(run: RunDirectory, before: int, asked: Asked) -> None:
+    """Each file of several belongs to a process, so there must be as many again."""
+    if before == asked.processes:
+        return
+    if before == 1:
+        raise RunError(
+            f"the run in {run.path} learns from one file, so all processes must read it: a SOURCE without {{process}}."
+        )
+    raise RunError(
+        f"the run in {run.path} learns from the files of {before} processes, but now there would be "
+        f"{asked.processes}. Go on with {before}: `opvi learn --distributed --resume`, with OPVI_PROCESSES={before}."
+    )
+
+
+def _source(learner: Learner, asked: Asked, about: dict[str, Any]) -> tuple[Source, str]:
+    """The source at the row where learning goes on."""
+    last = learner.places[-1] if learner.places else None
+    path = asked.source or (last.name if last else about.get("source"))
+    if path in (None, PIPE, "standard input"):
+        path = PIPE
+    format = asked.format or (last.format if last else None)
+    if path == PIPE and asked.source is None:
+        raise RunError("the run learnt from standard input. Name what it shall go on with: a file, or `-` for a pipe.")
+    if last is None or (path == PIPE and not asked.replayed):
+        source = open_source(path, format)
+        learner.places.append(Place(source.name, source.fingerprint, format, 0))
+        more = " Rows from the pipe are taken as new ones (`--replayed` passes over those learnt before)."
+        return source, f"Going on after {learner.rows:,} rows.{more if path == PIPE and last else ''}"
+    if path == PIPE:
+        learner.places.append(last._replace(name="standard input", fingerprint=None))
+        return open_source(path, format, skip=last.row), f"Going on after row {last.row:,} of the pipe."
+    source = open_source(path, format)
+    known = next((place for place in reversed(learner.places) if source.begins_like(place.fingerprint)), None)
+    if known is not None:
+        source.close()
+        if known is not last:
+            learner.places.append(known)
+        return open_source(path, format, skip=known.row), f"Going on with {path} after row {known.row:,}."
+    if asked.source is None or Path(path).absolute() == Path(last.name).absolute():
+        source.close()
+        raise RunError(
+            f"{path} begins differently now from the file that this run learnt from. Give the old file back, or learn "
+            "from the new one under another name."
+        )
+    learner.places.append(Place(source.name, source.fingerprint, asked.format, 0))
+    return source, f"Going on after {learner.rows:,} rows, with {path} from its first row."
+
+
+def _learner(
+    make: Callable[..., Learner],
+    run: RunDirectory,
+    kept: Checkpoints,
+    schema: Schema,
+    settings: Settings,
+    asked: Asked,
+) -> Learner:
+    try:
+        return make(run, kept, schema, settings, strict=asked.strict, save_every=asked.save_every)
+    except (ValueError, TypeError) as error:  # of the model: particles, hidden layers, half-life
+        raise RunError(str(error)) from None
+
+
+def _some(source: Source, rows: int, stop: Stop) -> list[Block]:
+    """Blocks with the first rows."""
+    blocks, count = [], 0
+    for block in blocks_of(source, stop):
+        blocks.append(block)
+        count += len(block.numbers)
+        if count >= rows:
+            break
+    return blocks

@@ -1,0 +1,275 @@
+"""How a prediction changes with one column alone: averages over a sample of rows, with a band over the particles."""
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from opvi.app.report._contents import Effect
+from opvi.app.report._members import ROWS, Said, said
+from opvi.types import Tracker
+
+VALUES = 16  # of a column, at most
+MOST = 48  # effects; of more the columns that the predictions follow most closely are taken
+LINES = 3  # classes shown, where there are more than two
+BAND = 1.645  # standard deviations on each side hold 90 %
+TWO_YEARS = 730  # days
+# What comes round again in a date: how long a turn is, and what it is called.
+CYCLES = {": hour": (24, "hour"), ": weekday": (7, "weekday, 0 is Monday"), ": year": (12, "months since new year")}
+
+
+class Piece(NamedTuple):
+    """Encoded columns that change together, and the values to put there."""
+
+    feature: str
+    columns: list[int]
+    settings: np.ndarray  # [values, columns]
+    values: list[Any]  # what people call them
+    here: np.ndarray  # the sample's own values: numbers, or places in `values`
+    missing: bool = False  # the last setting is that of a missing value
+
+
+def effects(
+    tracker: Tracker,
+    state: Any,
+    x: Any,
+    features: Sequence[str],
+    origin: Sequence[str],
+    classes: Sequence[str] = (),
+    hidden: Sequence[int] | None = None,
+) -> list[Effect]:
+    r"""The effect of each source column, the strongest first.
+
+    With $x_{-j}$ the other columns of the sample's m rows, and f a particle's prediction (or probability of a class),
+
+    $$\bar f_j(v) = \frac1m \sum_{i=1}^m f(v, x_{i,-j})$$
+
+    for values v between the column's 2 % and 98 % quantiles: the weighted mean over the particles, and the band that
+    holds 90 % of them, with the doubt that each has in its own prediction, where it tells one.
+
+    Args:
+        tracker: `opvi.regressor(...)` or `opvi.classifier(...)`, watched or remembering, or any with a `predict`.
+        state: its state.
+        x: a sample of encoded rows, `[m, k]`; 64 of them are used for the averages.
+        features: names of the k columns, such as `weight`, `weight is missing`, `colour=red`, `date: hour sin`.
+        origin: the source column of each.
+        classes: labels, in the order of the probabilities; none for a regression.
+        hidden: widths of a regressor's hidden layers. With None the band is that of its calibrated predictive, taking
+            the rows' doubts as moving together, which is slower; other trackers do not need it.
+    """
+    x = np.asarray(x, np.float32)
+    if x.ndim != 2 or not x.shape[1] == len(features) == len(origin):
+        raise ValueError(
+            f"`x` has shape {x.shape}, `features` {len(features)} and `origin` {len(origin)} names, but all must tell "
+            "of the same columns: (m, k), k and k."
+        )
+    if not len(x):
+        return []
+
+    def ask(rows: np.ndarray) -> Said:
+        return said(tracker, state, rows, hidden)
+
+    pieces = [piece for piece in _pieces(x, features, origin) if len(piece.values) > 1]
+    if len(pieces) > MOST:
+        pieces = _followed(pieces, x, ask(spread_out(x, ROWS * VALUES)))
+    sample = spread_out(x, ROWS)
+    done = [_summary(ask(_varied(sample, piece)), len(piece.settings)) for piece in pieces]
+    lines = _lines(done, len(classes))
+    names = [classes[line] for line in lines] if classes else [""]
+    made = [_effect(piece, out, lines, names) for piece, out in zip(pieces, done, strict=True)]
+    return sorted(made, key=lambda effect: -effect.strength)
+
+
+# --- columns that change together -----------------------------------------------------------------
+
+
+def _pieces(x: np.ndarray, features: Sequence[str], origin: Sequence[str]) -> list[Piece]:
+    """The encoded columns, grouped: a number, the levels of a text, the parts of a date."""
+    sources: dict[str, list[int]] = {}
+    for index, source in enumerate(origin):
+        sources.setdefault(source, []).append(index)
+    made = []
+    for source, columns in sources.items():
+        rest = {column: features[column].removeprefix(source) for column in columns}
+        flags = [column for column in columns if rest[column] == " is missing"][:1]
+        levels = [column for column in columns if rest[column].startswith("=")]
+        hashed = [column for column in columns if rest[column].startswith(": hash ")]
+        sines = {rest[column].removesuffix(" sin"): column for column in columns if rest[column].endswith(" sin")}
+        cosines = {rest[column].removesuffix(" cos"): column for column in columns if rest[column].endswith(" cos")}
+        pairs = {name: [sines[name], cosines[name]] for name in sines if name in cosines}
+        taken = {*flags, *levels, *hashed, *(column for pair in pairs.values() for column in pair)}
+        numbers = [column for column in columns if column not in taken]
+        if levels:
+            made.append(_text(x, source, levels, [rest[column][1:] for column in levels], flags))
+        if hashed:
+            made.append(_hashed(x, source, hashed, flags))
+        alone = len(numbers) + len(flags) == len(columns)  # otherwise a gap shows in other columns as well
+        made += [_number(x, features[column], column, flags, alone) for column in numbers]
+        if ": days" in rest.values() and ": year" in pairs and np.ptp(x[:, numbers[0]]) < TWO_YEARS:
+            made[-1] = _with_season(x, made[-1], pairs.pop(": year"))
+        made += [_cycle(x, source, name, pair, flags) for name, pair in pairs.items()]
+    return made
+
+
+def _absent(x: np.ndarray, flags: list[int]) -> np.ndarray:
+    """Rows whose value is missing."""
+    return x[:, flags[0]] > 0.5 if flags else np.zeros(len(x), bool)
+
+
+def _number(x: np.ndarray, name: str, column: int, flags: list[int], alone: bool) -> Piece:
+    absent = _absent(x, flags)
+    here = x[~absent, column]
+    here = here[np.isfinite(here)]
+    grid = np.unique(here)
+    if len(grid) >= VALUES:
+        low, high = np.quantile(here, [0.02, 0.98])
+        low, high = (low, high) if high > low else (grid[0], grid[-1])
+        grid = np.linspace(low, high, VALUES - 1, dtype=np.float32)
+    settings = np.zeros((len(grid), 1 + len(flags)), np.float32)
+    settings[:, 0] = grid
+    missing = bool(absent.any()) and len(grid) > 1 and alone
+    if missing:  # as the encoder writes it
+        settings = np.concatenate([settings, x[absent][:1][:, [column, *flags]]])
+    if len(grid) == 2 and not missing:  # yes or no
+        return Piece(name, [column, *flags], settings, [f"{v:g}" for v in grid], np.searchsorted(grid, here))
+    return Piece(name, [column, *flags], settings, grid.tolist(), here, missing)
+
+
+def _text(x: np.ndarray, name: str, columns: list[int], levels: list[str], flags: list[int]) -> Piece:
+    """Every level in turn, "anything else" and "missing" where rows have them; the most frequent ones."""
+    on, absent = x[:, columns] > 0.5, _absent(x, flags)
+    named = [*levels, "(anything else)", "(missing)"]
+    counts = np.array([*on.sum(0), (~on.any(1) & ~absent).sum(), absent.sum()])
+    settings = np.zeros((len(named), len(columns) + len(flags)), np.float32)
+    settings[np.arange(len(levels)), np.arange(len(levels))] = 1
+    settings[-1, len(columns) :] = 1
+    return _most_frequent(name, columns + flags, settings, named, counts)
+
+
+def _hashed(x: np.ndarray, name: str, columns: list[int], flags: list[int]) -> Piece:
+    """A text of many values, by the places where they fall: each holds several texts."""
+    settings, counts = np.unique(x[:, columns + flags], axis=0, return_counts=True)
+    named = []
+    for setting in settings[:, : len(columns)]:
+        place = int(np.abs(setting).argmax())
+        sign = "−" if setting[place] < 0 else "+"
+        named.append(f"place {place + 1}{sign}" if setting.any() else "(missing)")
+    return _most_frequent(f"{name}, many texts", columns + flags, settings, named, counts)
+
+
+def _most_frequent(name: str, columns: list[int], settings: np.ndarray, named: list[str], counts: np.ndarray) -> Piece:
+    kept = np.argsort(-counts, kind="stable")[:VALUES]
+    kept = np.sort(kept[counts[kept] > 0])
+    here = np.repeat(np.arange(len(kept)), counts[kept])
+    return Piece(name, columns, settings[kept], [named[i] for i in kept], here)
+
+
+def _with_season(x: np.ndarray, days: Piece, season: list[int]) -> Piece:
+    """The days with the season that belongs to them: within two years they cannot be told apart."""
+    nearest = np.abs(x[None, :, days.columns[0]] - days.settings[:, :1]).argmin(1)
+    settings = np.concatenate([days.settings, x[nearest][:, season]], 1)
+    return days._replace(columns=[*days.columns, *season], settings=settings)
+
+
+def _cycle(x: np.ndarray, source: str, name: str, pair: list[int], flags: list[int]) -> Piece:
+    """The sine and cosine of something that comes round again, such as the hour."""
+    period, called = CYCLES.get(name, (1, f"{name.removeprefix(': ')}, share of a turn"))
+    turned = x[(x[:, pair] != 0).any(1)][:, pair]
+    here = np.round(np.arctan2(turned[:, 0], turned[:, 1]) / (2 * np.pi) * period, 3) % period
+    seen = np.unique(here)
+    grid = np.arange(period, dtype=np.float32) if period == 7 else np.linspace(0, period, VALUES, dtype=np.float32)
+    if len(seen) <= VALUES:
+        grid = seen.astype(np.float32)
+    elif period != 7:
+        gaps = np.diff(seen, append=seen[0] + period)
+        if gaps.max() > period / 6:  # only a part of the turn was seen: nothing is said about the rest
+            start = seen[(gaps.argmax() + 1) % len(seen)]
+            here = start + (here - start) % period
+            grid = np.linspace(here.min(), here.max(), VALUES, dtype=np.float32)
+    settings = np.zeros((len(grid), 2 + len(flags)), np.float32)
+    settings[:, 0], settings[:, 1] = np.sin(2 * np.pi * grid / period), np.cos(2 * np.pi * grid / period)
+    return Piece(f"{source}: {called}", [*pair, *flags], settings, grid.tolist(), here)
+
+
+def spread_out(x: np.ndarray, rows: int) -> np.ndarray:
+    """So many rows, evenly from first to last; repeated where there are fewer."""
+    return x[np.linspace(0, len(x) - 1, rows).round().astype(int)]
+
+
+def _varied(sample: np.ndarray, piece: Piece) -> np.ndarray:
+    """The sample once for each value, `[VALUES · ROWS, k]`; values that are not there repeat the first."""
+    out = np.tile(sample, (VALUES, 1, 1))
+    filled = np.concatenate([piece.settings, np.repeat(piece.settings[:1], VALUES - len(piece.settings), 0)])
+    out[:, :, piece.columns] = filled[:, None]
+    return out.reshape(-1, sample.shape[1])
+
+
+def _followed(pieces: list[Piece], x: np.ndarray, known: Said) -> list[Piece]:
+    """Those whose columns the predictions of the sample follow most closely."""
+    z = spread_out(x, ROWS * VALUES).astype(float)
+    f = (known.weights[..., None] * known.values).sum(0)
+    z, f = z - z.mean(0), f - f.mean(0)
+    size = np.sqrt((z**2).sum(0))[:, None] * np.sqrt((f**2).sum(0))[None]
+    follows = np.abs(np.divide(z.T @ f, size, out=np.zeros_like(size), where=size > 0)).max(1)
+    best = sorted(range(len(pieces)), key=lambda i: -follows[pieces[i].columns].max())[:MOST]
+    return [pieces[i] for i in sorted(best)]
+
+
+# --- predictions ----------------------------------------------------------------------------------
+
+
+def _summary(known: Said, count: int) -> np.ndarray:
+    """Mean, low and high of the averages over the rows, `[3, values, outputs]`."""
+
+    def over_rows(a: np.ndarray) -> np.ndarray:
+        return a.reshape(len(a), VALUES, ROWS, *a.shape[2:]).mean(2)[:, :count]
+
+    w = np.maximum(over_rows(known.weights), 1e-300)
+    values, doubt = over_rows(known.weights[..., None] * known.values) / w[..., None], known.doubt[:, :count, None]
+    w = w / w.sum(0)
+    mean = (w[..., None] * values).sum(0)
+    if doubt.any():
+        sd = np.sqrt((w[..., None] * ((values - mean) ** 2 + doubt**2)).sum(0))
+        return np.stack([mean, mean - BAND * sd, mean + BAND * sd])
+    return np.stack([mean, _quantile(values, w, 0.05), _quantile(values, w, 0.95)])
+
+
+def _quantile(values: np.ndarray, weights: np.ndarray, level: float) -> np.ndarray:
+    """Of weighted values `[n, values, outputs]`, over n."""
+    order = np.argsort(values, 0)
+    below = np.cumsum(np.take_along_axis(np.broadcast_to(weights[..., None], values.shape), order, 0), 0)
+    place = (below < level).sum(0).clip(max=len(values) - 1)
+    return np.take_along_axis(np.take_along_axis(values, order, 0), place[None], 0)[0]
+
+
+def _lines(done: list[np.ndarray], classes: int) -> list[int]:
+    """The outputs to show: the second of two classes; of more, those whose probability changes most."""
+    if classes <= 2:
+        return [max(classes - 1, 0)]
+    if not done:
+        return []
+    reach = sum(np.ptp(out[0], 0) for out in done)
+    return sorted(np.argsort(-np.asarray(reach), kind="stable")[:LINES].tolist())
+
+
+def _effect(piece: Piece, out: np.ndarray, lines: list[int], names: list[str]) -> Effect:
+    out = out[..., lines]
+    missing = [(float(m), float(a), float(b)) for m, a, b in out[:, -1].T] if piece.missing else []
+    out = out[:, : len(piece.values)]
+    mean, low, high = (part.T.tolist() for part in out)
+    text = isinstance(piece.values[0], str)
+    told = [
+        out[0, piece.here, k] if text else np.interp(piece.here, piece.values, out[0, :, k]) for k in range(len(lines))
+    ]
+    return Effect(
+        piece.feature,
+        "text" if text else "number",
+        piece.values,
+        mean,
+        low,
+        high,
+        strength=max((float(np.std(one)) for one in told if len(one)), default=0.0),
+        lines=names,
+        seen=[] if text else np.quantile(piece.here, np.linspace(0.1, 0.9, 9)).tolist(),
+        missing=missing,
+    )

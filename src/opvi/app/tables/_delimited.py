@@ -1,0 +1,147 @@
+"""CSV and its kin: a header, then blocks whose values are text."""
+
+import re
+from collections.abc import Iterator
+from csv import reader
+from io import StringIO
+from itertools import chain, product
+from typing import Any
+
+import pyarrow as pa
+from pyarrow import csv
+
+from opvi.app.tables._block import MOST_COLUMNS, Block, Rejected, TableError, quoted, shown
+from opvi.app.tables._feeds import Feed
+from opvi.app.tables._lines import Grammar, Records, csv_records, whole_lines
+
+BOM = b"\xef\xbb\xbf"  # some programs write it before UTF-8
+LONGEST_HEADER = 1 << 17  # bytes
+DELIMITERS = ",\t;|"
+MISSING = frozenset(("", "na", "n/a", "nan", "null", "none"))  # in lower case
+MARKS = ["".join(letters) for word in sorted(MISSING) for letters in product(*({c, c.upper()} for c in word))]
+NUMBER = re.compile(r"\s*[+-]?(?:\d+\.?\d*|\.\d+)(?:[eE][+-]?\d+)?\s*", re.ASCII)
+
+
+class Delimited:
+    """The rows of a CSV file or pipe after its header."""
+
+    def __init__(self, feed: Feed, pieces: Iterator[bytes], delimiter: str | None):
+        self.feed, self.delimiter = feed, delimiter
+        lines = whole_lines(pieces)
+        header, rest = self._header(lines)
+        self.columns = self._names(header)
+        self._records = csv_records(chain([rest] if rest else [], lines), self.grammar, len(self.columns))
+
+    def _header(self, lines: Iterator[bytes | str]) -> tuple[bytes, bytes]:
+        """The first record, which may go over several lines, and what came along after it."""
+        text = b""
+        for more in lines:
+            if isinstance(more, str):
+                text += more.encode()
+                break
+            text = (text + more if text else more.removeprefix(BOM)).lstrip(b"\n")
+            if not text:
+                continue
+            end = text.index(b"\n") + 1
+            self.grammar = Grammar(self.delimiter or _delimiter(text[:end]))
+            while end and end <= LONGEST_HEADER:
+                if self.grammar.line.fullmatch(text, 0, end) or self.grammar.several.fullmatch(text, 0, end):
+                    return text[: end - 1], text[end:]
+                end = text.find(b"\n", end) + 1
+            if end:
+                break
+        if not text:
+            raise TableError(f"{self.feed.name} is empty, but a CSV file begins with a line of column names.")
+        raise TableError(
+            f"{self.feed.name} begins with {quoted(shown(text))}, which is no line of column names. A CSV file is text "
+            "in UTF-8 whose first line names the columns, separated by commas, tabs, semicolons or bars."
+        )
+
+    def _names(self, header: bytes) -> list[str]:
+        try:
+            text = header.decode()
+        except UnicodeDecodeError:
+            text = ""
+        if not text or "\0" in text:
+            raise TableError(
+                f"{self.feed.name} begins with {quoted(shown(header))}, which is not UTF-8 text. Convert it, e.g. "
+                "`iconv -f latin1 -t utf-8`."
+            )
+        fields = [field.strip() for field in next(reader(StringIO(text, newline=""), delimiter=self.grammar.delimiter))]
+        if len(fields) > MOST_COLUMNS:
+            raise TableError(f"{self.feed.name} has {len(fields):,} columns, but at most {MOST_COLUMNS:,} are read.")
+        if all(NUMBER.fullmatch(field) for field in fields):
+            raise TableError(
+                f"{self.feed.name} begins with numbers ({quoted(text)}), but its first line must name the columns. "
+                "Add such a line."
+            )
+        names = [field or f"column {place}" for place, field in enumerate(fields, 1)]
+        refuse_duplicates(names, self.feed.name)
+        return names
+
+    @property
+    def share(self) -> float | None:
+        """How much of the bytes was read by now."""
+        return self.feed.share
+
+    def blocks(self, skip: int, columns: list[str] | None) -> Iterator[Block]:
+        """Blocks of text; the first `skip` rows are not parsed."""
+        wanted = range(len(self.columns)) if columns is None else [self.columns.index(name) for name in columns]
+        first = 0
+        for records in self._records:
+            if first + records.rows > skip:
+                yield self._parse(records, first, list(wanted))
+            first += records.rows
+
+    def _parse(self, records: Records, first: int, wanted: list[int]) -> Block:
+        malformed = [Rejected(first + at, reason, text) for at, reason, text in records.bad]
+        names = [str(place) for place in range(len(self.columns))]
+        uneven: list[tuple[int, str, str]] = []
+
+        def note(row: Any) -> str:
+            counts = f"{row.actual_columns} fields, but the header has {row.expected_columns}"
+            uneven.append((row.number - 1, counts, shown(row.text)))
+            return "skip"
+
+        if not records.text:
+            return Block({self.columns[i]: pa.array([], pa.string()) for i in wanted}, first, records.rows, malformed)
+        table = csv.read_csv(
+            pa.py_buffer(records.text),
+            csv.ReadOptions(use_threads=False, block_size=len(records.text) + 1, column_names=names),
+            csv.ParseOptions(delimiter=self.grammar.delimiter, newlines_in_values=True, invalid_row_handler=note),
+            csv.ConvertOptions(
+                check_utf8=False,  # lines are checked before
+                column_types=dict.fromkeys(names, pa.string()),
+                strings_can_be_null=True,
+                null_values=MARKS,
+                include_columns=[names[i] for i in wanted],
+            ),
+        )
+        if uneven:
+            places = _places(records)
+            malformed += [Rejected(first + places[at], reason, text) for at, reason, text in uneven]
+            malformed.sort()
+        arrays = {self.columns[i]: table.column(names[i]).combine_chunks() for i in wanted}
+        return Block(arrays, first, records.rows, malformed)
+
+
+def _places(records: Records) -> list[int]:
+    """Positions of the records that stand in the text, among all of the rows."""
+    bad = {at for at, _, _ in records.bad}
+    return [at for at in range(records.rows) if at not in bad]
+
+
+def _delimiter(header: bytes) -> str:
+    """The candidate that stands most often outside quotes; a comma if there is none."""
+    outside = re.sub(rb'"[^"]*+"', b"", header)
+    return max(DELIMITERS, key=lambda d: outside.count(d.encode()))
+
+
+def refuse_duplicates(names: list[str], source: str) -> None:
+    """An error if two columns have one name."""
+    if len(set(names)) < len(names):
+        twice = next(name for place, name in enumerate(names) if name in names[:place])
+        raise TableError(
+            f"{source} has several columns named {quoted(twice)}, but each needs a name of its own. Rename them; if "
+            "the first line holds values, add a line of names before it."
+        )

@@ -1,0 +1,215 @@
+"""Bytes of a file or a pipe, as they come, decompressed on the way in bounded memory."""
+
+import hashlib
+import os
+import select
+import stat
+import sys
+import zlib
+from collections.abc import Iterator
+from pathlib import Path
+
+import pyarrow as pa
+
+from opvi.app.tables._block import PIECE, TableError
+
+GZIP, ZSTD = b"\x1f\x8b", b"\x28\xb5\x2f\xfd"  # how such files begin
+BEGINNING = 1 << 16  # bytes that the fingerprint covers
+SMALL = 1 << 14  # compressed bytes that are decompressed at a time
+
+
+class Feed:
+    """An open file or pipe. `pieces()` gives its bytes; a pipe's as soon as they are there.
+
+    Reading happens in Python, so that an exception raised by a signal handler ends it at once.
+    """
+
+    def __init__(self, path: str):
+        self.path, self.name = path, "standard input" if path == "-" else path
+        self.size: int | None = None
+        self.position = 0
+        self._owned = path != "-"
+        self._head = b""
+        try:
+            self._file = os.open(path, os.O_RDONLY) if self._owned else sys.stdin.fileno()
+            about = os.fstat(self._file)
+        except (OSError, ValueError, AttributeError) as error:
+            raise TableError(f"{self.name} cannot be read ({_why(error)}). Give a file that exists.") from None
+        if stat.S_ISDIR(about.st_mode):
+            self.close()
+            raise TableError(f"{self.name} is a directory, but one file is read. Give the file, or pipe several in.")
+        if stat.S_ISREG(about.st_mode) and self._owned:
+            self.size = about.st_size
+
+    @property
+    def pipe(self) -> bool:
+        """Whether this can be read only once, from its beginning."""
+        return self.size is None
+
+    @property
+    def share(self) -> float | None:
+        """How much of the bytes was read by now."""
+        return None if self.size is None else min(1.0, self.position / self.size) if self.size else 1.0
+
+    def close(self) -> None:
+        """Close the file; standard input stays open."""
+        if self._owned and self._file >= 0:
+            os.close(self._file)
+            self._file = -1
+
+    def peek(self, count: int) -> bytes:
+        """The first bytes, which `pieces` hands out again."""
+        while len(self._head) < count:
+            more = self._read(count - len(self._head))
+            if not more:
+                break
+            self._head += more
+        return self._head[:count]
+
+    def read(self, count: int) -> bytes:
+        """At most so many bytes: what is there, at least one unless the source is at its end."""
+        if self._head:
+            out, self._head = self._head[:count], self._head[count:]
+            return out
+        return self._read(count)
+
+    def _read(self, count: int) -> bytes:
+        if self._file < 0:
+            raise TableError(f"{self.name} was closed. Open it anew.")
+        try:
+            out = os.read(self._file, count)
+        except OSError as error:
+            raise TableError(f"{self.name} cannot be read on ({_why(error)}).") from None
+        self.position += len(out)
+        return out
+
+    def _waiting(self) -> bool:
+        """Whether a pipe has more bytes at this moment."""
+        try:
+            return bool(select.select([self._file], [], [], 0)[0])
+        except (OSError, ValueError):
+            return False
+
+    def plain(self) -> Iterator[bytes]:
+        """The bytes as they are stored, in pieces of at most 1 MiB."""
+        while piece := self.read(PIECE):
+            if self.pipe:  # a pipe holds 64 KiB at a time: take what a fast writer has added meanwhile
+                parts, held = [piece], len(piece)
+                while held < PIECE and self._waiting():
+                    more = self.read(PIECE - held)
+                    if not more:
+                        break
+                    parts.append(more)
+                    held += len(more)
+                piece = b"".join(parts)
+            yield piece
+
+    def pieces(self) -> Iterator[bytes]:
+        """The bytes, decompressed if they begin like gzip or Zstandard."""
+        head = self.peek(4)
+        if head.startswith(GZIP):
+            return self._gathered(self._gzip())
+        if head == ZSTD:
+            return self._gathered(self._zstd())
+        for ending in (".gz", ".zst"):
+            if self.path.endswith(ending):
+                raise TableError(
+                    f"{self.name} does not begin like a {ending} file, but ends in {ending}. It may be damaged; "
+                    "if it is not compressed, rename it."
+                )
+        return self.plain()
+
+    def _gzip(self) -> Iterator[bytes]:
+        """Members one after the other; never more than 1 MiB at once, however well it was compressed."""
+        inflate, members, fresh = zlib.decompressobj(wbits=31), 0, True
+        for piece in self.plain():
+            for start in range(0, len(piece), SMALL):  # where it is damaged, no more than this is lost before it
+                data = piece[start : start + SMALL]
+                while data:
+                    if fresh and members:
+                        data = data.lstrip(b"\0")  # some writers pad the end
+                        if not data:
+                            break
+                    try:
+                        out = inflate.decompress(data, PIECE)
+                    except zlib.error as error:
+                        raise TableError(f"{self.name} is damaged after {self._where()}: {error}.") from None
+                    if out:
+                        yield out
+                    fresh, data = inflate.eof, inflate.unused_data if inflate.eof else inflate.unconsumed_tail
+                    if fresh:
+                        inflate, members = zlib.decompressobj(wbits=31), members + 1
+        if not fresh:
+            if out := inflate.decompress(b"", PIECE):
+                yield out
+            raise TableError(self._truncated())
+
+    def _zstd(self) -> Iterator[bytes]:
+        stream = pa.CompressedInputStream(pa.PythonFile(_Raw(self), mode="r"), "zstd")
+        while True:
+            try:
+                piece = stream.read(4 * SMALL)
+            except OSError as error:
+                if "runcated" in str(error):
+                    raise TableError(self._truncated()) from None
+                raise TableError(f"{self.name} is damaged after {self._where()}: {error}.") from None
+            if not piece:
+                return
+            yield piece
+
+    def _gathered(self, pieces: Iterator[bytes]) -> Iterator[bytes]:
+        """Larger pieces of a file, which are quicker to parse; a pipe's as they are."""
+        held: list[bytes] = []
+        length = 0
+        try:
+            for piece in pieces:
+                held.append(piece)
+                length += len(piece)
+                if self.pipe or length >= PIECE // 2:
+                    whole, held, length = b"".join(held), [], 0
+                    yield whole
+        except TableError:
+            if held:
+                yield b"".join(held)
+            raise
+        if held:
+            yield b"".join(held)
+
+    def _where(self) -> str:
+        return f"{self.position:,} bytes"
+
+    def _truncated(self) -> str:
+        return (
+            f"{self.name} ends in the middle of its compressed data, after {self._where()}: it was cut off. What came "
+            "before was read. Get the whole file, and go on from there."
+        )
+
+    def fingerprint(self, count: int | None = None) -> str | None:
+        """`<bytes>-<SHA-256>` of the beginning, in hexadecimal; None for a pipe."""
+        if self.size is None:
+            return None
+        count = min(self.size, BEGINNING) if count is None else count
+        with Path(self.path).open("rb") as file:
+            return f"{count:x}-{hashlib.sha256(file.read(count)).hexdigest()}"
+
+
+class _Raw:
+    """A feed as the file object that pyarrow reads from."""
+
+    closed = False
+
+    def __init__(self, feed: Feed):
+        self.feed = feed
+
+    def read(self, count: int) -> bytes:
+        return self.feed.read(count)
+
+    def readable(self) -> bool:
+        return True
+
+    def close(self) -> None:
+        self.closed = True
+
+
+def _why(error: BaseException) -> str:
+    return getattr(error, "strerror", None) or str(error) or type(error).__name__

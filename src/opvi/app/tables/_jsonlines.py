@@ -1,0 +1,164 @@
+"""JSON lines: one object a line, whose keys are the columns; numbers and truth values are kept as text."""
+
+import json
+from collections import Counter
+from collections.abc import Iterator
+from itertools import chain
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+from opvi.app.tables._block import CELLS, MOST_COLUMNS, ROWS, Block, Rejected, TableError, quoted, shown
+from opvi.app.tables._feeds import Feed
+from opvi.app.tables._lines import TOO_LONG, whole_lines
+
+WORDS = {True: "true", False: "false"}
+
+
+class BadLineError(ValueError):
+    """A line that is no row; the message is the reason."""
+
+
+class JsonLines:
+    """The rows of a file or pipe of JSON lines. `columns` are the keys of the lines that came first."""
+
+    def __init__(self, feed: Feed, pieces: Iterator[bytes]):
+        self.feed = feed
+        lines = whole_lines(pieces)
+        first = next((text for text in lines if isinstance(text, str) or text.strip()), None)
+        if first is None:
+            raise TableError(f"{feed.name} is empty, but JSON lines have an object on every line.")
+        if isinstance(first, bytes):
+            first = first.removeprefix(b"\xef\xbb\xbf")
+            if first.lstrip().startswith(b"["):
+                raise TableError(
+                    f"{feed.name} begins with `[`: one JSON array, which can only be read as a whole. Write an object "
+                    "a line, e.g. `jq -c '.[]' data.json > data.jsonl`."
+                )
+        self._lines: Iterator[bytes | str] = chain([first], lines)
+        self.columns: list[str] = []
+        if isinstance(first, bytes):
+            known: dict[str, None] = {}
+            for block in _parse(first, 0, None):
+                known.update(dict.fromkeys(block.columns))
+            self.columns = list(known)
+
+    @property
+    def share(self) -> float | None:
+        """How much of the bytes was read by now."""
+        return self.feed.share
+
+    def blocks(self, skip: int, columns: list[str] | None) -> Iterator[Block]:
+        """Blocks of text; the first `skip` rows are not parsed."""
+        wanted = None if columns is None else frozenset(columns)
+        first = 0
+        for text in self._lines:
+            if isinstance(text, str):
+                if first >= skip:
+                    yield Block({}, first, 1, [Rejected(first, TOO_LONG, text)], open=True)
+                first += 1
+                continue
+            if first < skip:
+                rows = sum(1 for line in text.split(b"\n") if line.strip())
+                if first + rows <= skip:
+                    first += rows
+                    continue
+            for block in _parse(text, first, wanted):
+                first += block.rows
+                yield block
+
+
+def _parse(text: bytes, first: int, wanted: frozenset[str] | None) -> Iterator[Block]:
+    """Blocks of whole lines, smaller ones where many columns make rows wide."""
+    columns: dict[str, list[str | None]] = {}
+    nested: dict[str, list[int]] = {}
+    malformed: list[Rejected] = []
+    good = rows = 0
+    for line in text.split(b"\n"):
+        if not line.strip():
+            continue
+        try:
+            row = _row(line)
+        except BadLineError as error:
+            malformed.append(Rejected(first + rows, str(error), shown(line)))
+        else:
+            for name, value in row.items():
+                if value is None or (wanted is not None and name not in wanted):
+                    continue
+                values = columns.setdefault(name, [])
+                values.extend([None] * (good - len(values)))
+                if type(value) is str:
+                    values.append(value)
+                elif type(value) is bool:
+                    values.append(WORDS[value])
+                else:
+                    values.append(None)
+                    nested.setdefault(name, []).append(good)
+            good += 1
+        rows += 1
+        if rows >= ROWS or len(columns) * good > CELLS:
+            yield _block(columns, first, rows, good, malformed, nested)
+            columns, nested, malformed, first, good, rows = {}, {}, [], first + rows, 0, 0
+    if rows:
+        yield _block(columns, first, rows, good, malformed, nested)
+
+
+def _block(
+    columns: dict[str, list[str | None]],
+    first: int,
+    rows: int,
+    good: int,
+    malformed: list[Rejected],
+    nested: dict[str, list[int]],
+) -> Block:
+    for values in columns.values():
+        values.extend([None] * (good - len(values)))
+    arrays = {name: pa.array(values, pa.string()) for name, values in columns.items()}
+    return Block(arrays, first, rows, malformed, None, {name: np.array(at) for name, at in nested.items()}, open=True)
+
+
+def _row(line: bytes) -> dict[str, Any]:
+    """One object, or the reason why there is none."""
+    try:
+        row = DECODER.decode(line.decode())
+    except UnicodeDecodeError:
+        raise BadLineError("bytes that are not UTF-8") from None
+    except RecursionError:
+        raise BadLineError("JSON that is nested too deeply") from None
+    except BadLineError:
+        raise
+    except ValueError as error:
+        raise BadLineError(f"invalid JSON: {error}") from None
+    if type(row) is not dict:
+        raise BadLineError('valid JSON, but no object: a row is written {"column": value, ...}')
+    if len(row) > MOST_COLUMNS:
+        raise BadLineError(f"{len(row):,} keys, but a row has at most {MOST_COLUMNS:,}")
+    if b"\\u" in line:
+        _refuse_surrogates(row)
+    return row
+
+
+def _refuse_surrogates(row: dict[str, Any]) -> None:
+    """Half of a character, written as an escape, is no text."""
+    for name, value in row.items():
+        try:
+            name.encode()
+            _ = value.encode() if type(value) is str else b""
+        except UnicodeEncodeError:
+            raise BadLineError("an escape that is half of a character (a surrogate)") from None
+
+
+def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    out = dict(pairs)
+    if len(out) < len(pairs):
+        twice = Counter(name for name, _ in pairs).most_common(1)[0][0]
+        raise BadLineError(f"the key {quoted(twice)} stands there twice")
+    return out
+
+
+def _constant(name: str) -> str | None:
+    return None if name == "NaN" else name  # "Infinity" is refused as a number later
+
+
+DECODER = json.JSONDecoder(parse_float=str, parse_int=str, parse_constant=_constant, object_pairs_hook=_object)

@@ -1,0 +1,262 @@
+"""What the columns mean, settled once, and rows as numbers by it."""
+
+import json
+import zlib
+from typing import Any, NamedTuple
+
+import numpy as np
+import pyarrow as pa
+
+from opvi.app.tables._block import SHOWN, Block, Rejected, TableError, quoted
+from opvi.app.tables._values import Values, as_booleans, as_dates, as_levels, as_numbers, label
+from opvi.types import LARGEST_VALUE
+
+HASHED = 32  # columns of a text with many values
+DAY, HOUR = 86_400_000_000, 3_600_000_000  # microseconds
+NEW_YEAR = 10_957 * DAY  # of 2000, since 1970
+YEAR = 365.2425  # days
+WHAT = {
+    "number": "is not a number",
+    "boolean": "is neither true nor false",
+    "date": "is no date like 2024-01-31 or 2024-01-31T10:20:30",
+}
+
+
+class Column(NamedTuple):
+    """One column of the source, and how it becomes numbers."""
+
+    name: str
+    kind: str  # number, boolean, date, levels or hashed
+    gaps: bool = False  # whether a column says where the value was missing
+    mean: float = 0.0  # what gaps are filled with; of a date, the days
+    levels: list[str] = []  # noqa: RUF012 (never written to): texts with a column each
+    start: int = 0  # of a date: the first row's, in microseconds since 1970
+    hours: bool = False  # of a date: whether there are times of day
+
+    @property
+    def features(self) -> list[str]:
+        """Names of the encoded columns."""
+        names = [self.name]
+        if self.kind == "date":
+            cycles = ["hour", "weekday", "year"] if self.hours else ["weekday", "year"]
+            names = [f"{self.name}: days", *(f"{self.name}: {c} {wave}" for c in cycles for wave in ("sin", "cos"))]
+        elif self.kind == "levels":
+            names = [f"{self.name}={level}" for level in self.levels]
+        elif self.kind == "hashed":
+            names = [f"{self.name}: hash {place}" for place in range(1, HASHED + 1)]
+        return [*names, f"{self.name} is missing"] if self.gaps else names
+
+
+class Encoded(NamedTuple):
+    """Rows as numbers. Every row of the block is in `row` or in `rejected`."""
+
+    x: np.ndarray  # [n, k] float32
+    y: np.ndarray | None  # [n] float32, or int32 for classes
+    row: np.ndarray  # [n] int64, numbers in the source
+    rejected: list[Rejected]  # malformed rows of the block included
+    filled: int  # gaps filled in
+
+
+class Schema(NamedTuple):
+    """What the first rows said: plain data, kept beside the model. Made by `settle`."""
+
+    target: str
+    task: str  # regression or classification
+    classes: list[str]
+    labels: str  # what the target holds: number, boolean or text
+    columns: list[Column]
+    features: list[str]  # names of the encoded columns, all different
+    origin: list[str]  # for each of them, the source's column
+    notes: list[str]  # for the user
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain lists, dictionaries, numbers and texts."""
+        return {**self._asdict(), "columns": [column._asdict() for column in self.columns]}
+
+    @classmethod
+    def from_json(cls, data: dict[str, Any]) -> "Schema":
+        """The same schema again."""
+        try:
+            return cls(**{**data, "columns": [Column(**column) for column in data["columns"]]})
+        except (TypeError, KeyError) as error:
+            raise TableError(f"this is no schema that this version of opvi wrote ({error}). Start a new run.") from None
+
+    @property
+    def used(self) -> list[str]:
+        """The source's columns that are read, the target last."""
+        return [*(column.name for column in self.columns), self.target]
+
+    def absent(self, columns: list[str]) -> list[str]:
+        """Feature columns that a source lacks."""
+        return [column.name for column in self.columns if column.name not in columns]
+
+    def encode(self, block: Block, with_target: bool = True) -> Encoded:
+        """Rows as numbers; those that break the schema are handed back with a reason.
+
+        Args:
+            block: rows of any source that has the columns; a column that is not there counts as missing.
+            with_target: whether rows need a target, e.g. not to predict it.
+        """
+        numbers = block.numbers
+        x = np.zeros((len(numbers), len(self.features)), np.float32)
+        reasons: dict[int, str] = {}
+        gaps = np.zeros(len(numbers), np.int64)
+        y = None
+        if with_target:
+            y = self._target(block, len(numbers), reasons)
+        first = 0
+        for column in self.columns:
+            width = len(column.features)
+            array = raw(block, column.name, len(numbers))
+            _refuse_nested(block, column.name, reasons)
+            missing = encode_column(column, array, x[:, first : first + width], reasons)
+            gaps += missing
+            first += width
+        if not reasons:
+            return Encoded(x, y, numbers, list(block.malformed), int(gaps.sum()))
+        keep = np.ones(len(numbers), bool)
+        keep[list(reasons)] = False
+        refused = [Rejected(int(numbers[i]), reason, _spell(block, i)) for i, reason in reasons.items()]
+        return Encoded(
+            x[keep],
+            None if y is None else y[keep],
+            numbers[keep],
+            sorted([*block.malformed, *refused]),
+            int(gaps[keep].sum()),
+        )
+
+    def _target(self, block: Block, rows: int, reasons: dict[int, str]) -> np.ndarray:
+        """Targets of all rows; what stands at those with a reason means nothing."""
+        array = raw(block, self.target, rows)
+        where = f"target {quoted(self.target)}"
+        _refuse_nested(block, self.target, reasons)
+        if self.task == "regression":
+            values = as_numbers(array)
+            _refuse(values, array, "number", where, reasons)
+            _note(values.missing, lambda _: f"{where} is missing", reasons)
+            _refuse_large(values.data, where, reasons)
+            return np.where(np.abs(values.data) <= LARGEST_VALUE, values.data, 0.0).astype(np.float32)
+        codes, missing = labels_of(array, self.labels, self.classes)
+        _note(missing, lambda _: f"{where} is missing", reasons)
+        known = ", ".join(self.classes[:10]) + (", ..." if len(self.classes) > 10 else "")
+        _note(
+            (codes < 0) & ~missing, lambda i: f"{where}: {_value(array, i)} is none of the classes ({known})", reasons
+        )
+        return codes.astype(np.int32)
+
+
+def raw(block: Block, name: str, rows: int) -> Any:
+    """A column of a block; nothing but gaps if it is not there."""
+    array = block.columns.get(name)
+    return pa.nulls(rows, pa.string()) if array is None else array
+
+
+def labels_of(array: Any, labels: str, classes: list[str]) -> tuple[np.ndarray, np.ndarray]:
+    """The number of each row's class, -1 for none, and where nothing stands."""
+    place = {name: number for number, name in enumerate(classes)}
+    if labels == "text":
+        codes, texts = as_levels(array)
+        known = np.array([place.get(text, -1) for text in texts] + [-1], np.int64)
+        return known[codes], codes < 0
+    values = as_booleans(array) if labels == "boolean" else as_numbers(array)
+    out = np.full(len(values.data), -1, np.int64)
+    for value in np.unique(values.data[~values.missing & ~values.bad]).tolist():
+        name = ("true" if value else "false") if labels == "boolean" else label(value) if np.isfinite(value) else ""
+        out[values.data == value] = place.get(name, -1)
+    return out, values.missing
+
+
+def encode_column(column: Column, array: Any, out: np.ndarray, reasons: dict[int, str]) -> np.ndarray:
+    """Write a column's numbers; the rows with a gap. `reasons` learns of rows that break the schema."""
+    where = f"column {quoted(column.name)}"
+    if column.kind in ("levels", "hashed"):
+        codes, texts = as_levels(array)
+        missing = codes < 0
+        _encode_text(column, codes, texts, out)
+    else:
+        values = {"number": as_numbers, "boolean": as_booleans, "date": as_dates}[column.kind](array)
+        missing = values.missing
+        _refuse(values, array, column.kind, where, reasons)
+        if column.kind == "date":
+            out[:, 0] = column.mean
+            there = np.flatnonzero(~missing & ~values.bad)
+            waves = waves_of(values.data[there].astype(np.int64), column)
+            out[there, : waves.shape[1]] = waves
+        else:
+            _refuse_large(values.data, where, reasons)
+            sound = np.abs(values.data) <= LARGEST_VALUE
+            out[:, 0] = values.data if sound.all() else np.where(sound, values.data, column.mean)
+    if column.gaps:
+        out[:, -1] = missing
+    return missing
+
+
+def _encode_text(column: Column, codes: np.ndarray, texts: list[str], out: np.ndarray) -> None:
+    """One column a level, or a sign in one of 32 columns, which never changes for a text."""
+    if column.kind == "levels":
+        place = {level: number for number, level in enumerate(column.levels)}
+        places = np.array([place.get(text, -1) for text in texts] + [-1], np.int64)[codes]
+        rows = np.flatnonzero(places >= 0)
+        out[rows, places[rows]] = 1.0
+        return
+    hashes = np.array([zlib.crc32(text.encode()) for text in texts] + [0], np.uint32)[codes]
+    rows = np.flatnonzero(codes >= 0)
+    out[rows, hashes[rows] % HASHED] = np.where(hashes[rows] >> 31, -1.0, 1.0)
+
+
+def waves_of(stamps: np.ndarray, column: Column) -> np.ndarray:
+    """Days since the first row, and where in the day, the week and the year a date lies."""
+    phases = [(stamps // DAY + 3) % 7 / 7, (stamps - NEW_YEAR) / DAY / YEAR]  # 1970 began on a Thursday
+    if column.hours:
+        phases.insert(0, stamps % DAY / DAY)
+    turns = 2 * np.pi * np.stack(phases, 1)
+    waves = np.stack([np.sin(turns), np.cos(turns)], 2).reshape(len(stamps), 2 * len(phases))
+    return np.concatenate([((stamps - column.start) / DAY)[:, None], waves], 1)
+
+
+def _refuse(values: Values, array: Any, kind: str, where: str, reasons: dict[int, str]) -> None:
+    _note(values.bad, lambda i: f"{where}: {_value(array, i)} {WHAT[kind]}", reasons)
+
+
+def _refuse_large(data: np.ndarray, where: str, reasons: dict[int, str]) -> None:
+    large = np.abs(data) > LARGEST_VALUE  # False for NaN
+    _note(large, lambda i: f"{where}: {data[i]:g} is infinite or beyond {LARGEST_VALUE:g}", reasons)
+
+
+def _refuse_nested(block: Block, name: str, reasons: dict[int, str]) -> None:
+    for row in block.nested.get(name, ()):
+        reasons.setdefault(int(row), f"column {quoted(name)}: a list or an object, where one value is needed")
+
+
+def _note(rows: np.ndarray, reason: Any, reasons: dict[int, str]) -> None:
+    """The first reason of a row is kept."""
+    if rows.any():
+        for i in np.flatnonzero(rows).tolist():
+            if i not in reasons:
+                reasons[i] = reason(i)
+
+
+def _value(array: Any, row: int) -> str:
+    return quoted(str(plain(array[row])))
+
+
+def plain(scalar: Any) -> Any:
+    """A value as JSON can write it."""
+    try:
+        value = scalar.as_py()
+    except (ValueError, OverflowError, NotImplementedError):  # e.g. a date in the year 200,000
+        return str(scalar.type)
+    return value[:SHOWN] if isinstance(value, str) else value if isinstance(value, int | float | None) else str(value)
+
+
+def _spell(block: Block, row: int) -> str:
+    """The values of a row as JSON."""
+    parts, length = [], 0
+    for name, array in block.columns.items():
+        value = plain(array[row])
+        if value is not None:
+            parts.append(f"{json.dumps(name[:SHOWN], ensure_ascii=False)}: {json.dumps(value, ensure_ascii=False)}")
+            length += len(parts[-1])
+        if length > SHOWN:
+            break
+    return ("{" + ", ".join(parts) + "}")[:SHOWN]

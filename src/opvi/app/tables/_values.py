@@ -1,0 +1,207 @@
+"""Raw values as numbers, truth values, dates or text, element by element: blocks may be cut anywhere.
+
+Text takes the quick way first, a whole array at once; where that fails, each value is looked at by itself, by the same
+rule. Spaces around a value do not count.
+"""
+
+import re
+from collections.abc import Callable
+from datetime import datetime, timedelta
+from typing import Any, NamedTuple
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from opvi.app.tables._delimited import MISSING, NUMBER
+
+INFINITE = re.compile(r"[+-]?inf(?:inity)?", re.IGNORECASE)
+DATE = re.compile(
+    r"\d{4}-\d\d-\d\d(?:[Tt ]\d\d(?::\d\d(?::\d\d(?:[.,]\d{1,9})?)?)?(?:[Zz]|[+-]\d\d(?::?\d\d)?)?)?", re.ASCII
+)
+EPOCH = datetime(1970, 1, 1)
+FIRST, LAST = ((bound - EPOCH) // timedelta(microseconds=1) for bound in (datetime.min, datetime.max))
+TRUTH = {"true": 1.0, "false": 0.0, "1": 1.0, "0": 0.0}
+SECOND = {"s": 1, "ms": 10**3, "us": 10**6, "ns": 10**9}  # units in a second
+
+
+class Values(NamedTuple):
+    """One column of a block."""
+
+    data: np.ndarray  # NaN, or 0 where whole numbers are kept, where nothing sound stands
+    missing: np.ndarray  # [n] bool
+    bad: np.ndarray  # [n] bool: there is a value, but not of this kind
+
+
+def as_numbers(array: Any) -> Values:
+    """Numbers in float64; infinity is kept."""
+    kind = array.type
+    if pa.types.is_dictionary(kind):
+        return _taken(as_numbers(array.dictionary), array.indices, np.nan)
+    if pa.types.is_string(kind):
+        return _quickly(array, lambda texts: _floats(texts.cast(pa.float64())), _number, np.nan)
+    if pa.types.is_boolean(kind):
+        array = array.cast(pa.int8())
+    elif pa.types.is_time(kind) or pa.types.is_duration(kind):
+        array = pc.divide(
+            array.cast(pa.int32() if kind.bit_width == 32 else pa.int64()).cast(pa.float64()), float(SECOND[kind.unit])
+        )
+    elif not (pa.types.is_integer(kind) or pa.types.is_floating(kind) or pa.types.is_decimal(kind)):
+        return _nothing(array, np.nan)
+    data = array.cast(pa.float64(), safe=False).to_numpy(zero_copy_only=False)
+    missing = np.isnan(data)
+    return Values(data, missing, np.zeros(len(data), bool))
+
+
+def as_booleans(array: Any) -> Values:
+    """1 for true, 0 for false."""
+    if pa.types.is_dictionary(array.type):
+        return _taken(as_booleans(array.dictionary), array.indices, np.nan)
+    if pa.types.is_string(array.type):
+        return _singly(array, _truth, np.nan)
+    values = as_numbers(array)
+    bad = ~values.missing & ~np.isin(values.data, (0.0, 1.0))
+    return Values(np.where(bad, np.nan, values.data), values.missing, values.bad | bad)
+
+
+def as_dates(array: Any) -> Values:
+    """Microseconds since 1970 in int64, in UTC where a zone is given; years 1 to 9999."""
+    kind = array.type
+    if pa.types.is_dictionary(kind):
+        return _taken(as_dates(array.dictionary), array.indices, 0)
+    if pa.types.is_string(kind):
+        return _quickly(array, _stamps, _date, 0)
+    if pa.types.is_date32(kind):
+        per, array = 1 / 86_400, array.cast(pa.int32())
+    elif pa.types.is_date64(kind):
+        per, array = SECOND["ms"], array.cast(pa.int64())
+    elif pa.types.is_timestamp(kind):
+        per, array = SECOND[kind.unit], array.cast(pa.int64())
+    else:
+        return _nothing(array, 0)
+    missing = array.is_null().to_numpy(zero_copy_only=False)
+    ticks = array.fill_null(0).to_numpy(zero_copy_only=False).astype(np.int64)
+    bad = (ticks < FIRST / 10**6 * per) | (ticks > LAST / 10**6 * per)
+    ticks = np.where(bad, 0, ticks)
+    data = ticks // (per // 10**6) if per > 10**6 else ticks * round(10**6 / per)
+    return Values(data, missing, bad & ~missing)
+
+
+def as_levels(array: Any) -> tuple[np.ndarray, list[str]]:
+    """For each row the place of its text in a list, -1 where it is missing. The list may name a text twice."""
+    kind = array.type
+    if not pa.types.is_dictionary(kind):
+        if not pa.types.is_string(kind):
+            array = _spelt(array)
+        array = array.dictionary_encode()
+    elif not pa.types.is_string(kind.value_type):
+        array = pa.DictionaryArray.from_arrays(array.indices, _spelt(array.dictionary))
+    texts = [(text or "").strip() for text in array.dictionary.to_pylist()]
+    known = np.array([text.lower() not in MISSING for text in texts] + [False], bool)
+    codes = array.indices.fill_null(-1).to_numpy(zero_copy_only=False).astype(np.int64)
+    return np.where(known[codes], codes, -1), texts
+
+
+def _spelt(array: Any) -> Any:
+    """Typed values as text: a whole number without a point, whatever its type."""
+    if pa.types.is_null(array.type) or pa.types.is_nested(array.type):
+        return pa.nulls(len(array), pa.string())
+    if pa.types.is_boolean(array.type):
+        return pc.if_else(array, "true", "false")
+    values = as_numbers(array)
+    if values.bad.any():  # dates, and types that nobody expects
+        try:
+            return array.cast(pa.string())
+        except pa.ArrowException:
+            return pa.nulls(len(array), pa.string())
+    return pa.array([None if np.isnan(value) else label(value) for value in values.data.tolist()], pa.string())
+
+
+def label(value: float) -> str:
+    """A number as the name of a class or level."""
+    return str(int(value)) if value == value // 1 and abs(value) < 1e15 else repr(value)
+
+
+def _nothing(array: Any, blank: float) -> Values:
+    """A column of another kind: all that is there is bad."""
+    missing = array.is_null().to_numpy(zero_copy_only=False)
+    return Values(np.full(len(array), blank), missing, ~missing)
+
+
+def _taken(values: Values, indices: Any, blank: float) -> Values:
+    """Values of a dictionary, brought to the rows."""
+    places = indices.fill_null(-1).to_numpy(zero_copy_only=False).astype(np.int64)  # -1: the added last one
+    data = np.append(values.data, np.array(blank, values.data.dtype))
+    return Values(data[places], np.append(values.missing, True)[places], np.append(values.bad, False)[places])
+
+
+def _quickly(array: Any, quick: Callable[[Any], np.ndarray | None], slow: Callable[[str], Any], blank: float) -> Values:
+    """All of a text array at once; if that fails, without spaces and words for missing; if that fails, one by one."""
+    for attempt in (lambda: array, lambda: _tidied(array)):
+        texts = attempt()
+        try:
+            data = quick(texts)
+        except pa.ArrowInvalid:
+            continue
+        if data is not None:
+            return Values(data, texts.is_null().to_numpy(zero_copy_only=False), np.zeros(len(data), bool))
+    return _singly(array, slow, blank)
+
+
+def _tidied(array: Any) -> Any:
+    trimmed = pc.ascii_trim_whitespace(array)
+    words = pc.is_in(pc.ascii_lower(trimmed), value_set=pa.array(sorted(MISSING)))
+    return pc.if_else(words, pa.scalar(None, pa.string()), trimmed)
+
+
+def _floats(array: Any) -> np.ndarray | None:
+    """None if NaN is among them: it may have been spelt in ways that are not ours."""
+    data = array.to_numpy(zero_copy_only=False)
+    return data if int(np.isnan(data).sum()) == array.null_count else None
+
+
+def _stamps(array: Any) -> np.ndarray | None:
+    """None if a year lies outside 1 to 9999."""
+    try:
+        stamps = array.cast(pa.timestamp("us"))
+    except pa.ArrowInvalid:
+        stamps = array.cast(pa.timestamp("us", "UTC"))
+    data = stamps.cast(pa.int64()).fill_null(0).to_numpy(zero_copy_only=False)
+    return data if ((data >= FIRST) & (data <= LAST)).all() else None
+
+
+def _singly(array: Any, parse: Callable[[str], Any], blank: float) -> Values:
+    """Each text by itself. `parse` gives a value, None where it is missing, or raises."""
+    data = np.full(len(array), blank)
+    missing, bad = np.zeros(len(array), bool), np.zeros(len(array), bool)
+    for place, text in enumerate(array.to_pylist()):
+        text = (text or "").strip()
+        if text.lower() in MISSING:
+            missing[place] = True
+            continue
+        try:
+            data[place] = parse(text)
+        except (ValueError, OverflowError):
+            bad[place] = True
+    return Values(data, missing, bad)
+
+
+def _number(text: str) -> float:
+    if not (NUMBER.fullmatch(text) or INFINITE.fullmatch(text)):
+        raise ValueError
+    return float(text)
+
+
+def _truth(text: str) -> float:
+    try:
+        return TRUTH[text.lower()]
+    except KeyError:
+        raise ValueError from None
+
+
+def _date(text: str) -> int:
+    if not DATE.fullmatch(text):
+        raise ValueError
+    stamp = datetime.fromisoformat(text.upper().replace(",", "."))
+    since = stamp.replace(tzinfo=None) - (stamp.utcoffset() or timedelta(0)) - EPOCH
+    return since // timedelta(microseconds=1)

@@ -1,0 +1,124 @@
+"""Tables written block by block: CSV, JSON lines or Parquet, to a file that appears when it is whole, or to a pipe."""
+
+import json
+import os
+import sys
+import tempfile
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.csv
+import pyarrow.parquet
+
+from opvi.app.tables._block import TableError, quoted
+
+WRITTEN = {".csv": "csv", ".jsonl": "jsonl", ".ndjson": "jsonl", ".parquet": "parquet", ".pq": "parquet"}
+
+
+def format_of(path: str) -> str:
+    """The format that a file's name asks for; CSV for a pipe."""
+    if path == "-":
+        return "csv"
+    ending = Path(path).suffix.lower()
+    if ending not in WRITTEN:
+        raise TableError(
+            f"{path} ends in {quoted(ending)}, but predictions are written to {', '.join(WRITTEN)}. Rename it, or name "
+            "the format."
+        )
+    return WRITTEN[ending]
+
+
+class Writer:
+    """`with Writer(path, format) as out: out.write(columns)`; an error on the way leaves no file behind."""
+
+    def __init__(self, path: str, format: str):
+        self.path, self.format = path, format
+        if format not in set(WRITTEN.values()):
+            raise TableError(
+                f"the format {quoted(format)} is not known. Formats: {', '.join(sorted(set(WRITTEN.values())))}."
+            )
+        if path == "-" and format == "parquet":
+            raise TableError("Parquet is written to a file, not to a pipe: give a name with `-o`.")
+        self._temporary: str | None = None
+        self._parquet: Any = None
+        self._begun = False
+
+    def __enter__(self) -> Self:
+        if self.path == "-":
+            self._file: Any = sys.stdout.buffer
+            return self
+        self._place = Path(self.path).resolve()  # what a link stands for is written, and the link stays
+        try:
+            if self._place.exists() and not self._place.is_file():  # a device or a named pipe; a folder is an error
+                self._file = self._place.open("wb")
+                return self
+            handle, self._temporary = tempfile.mkstemp(prefix=".", suffix=".part", dir=self._place.parent)
+        except OSError as error:
+            raise TableError(f"{self.path} cannot be written: {error.strerror}.") from None
+        self._file = os.fdopen(handle, "wb")
+        return self
+
+    def write(self, columns: Mapping[str, Any]) -> None:
+        """Some rows: names to arrays of numbers (NaN is written as a gap) or lists of texts."""
+        table = pa.table({name: _array(values) for name, values in columns.items()})
+        with self._errors():
+            self._write(table)
+
+    def _write(self, table: Any) -> None:
+        if self.format == "parquet":
+            self._parquet = self._parquet or pyarrow.parquet.ParquetWriter(self._file, table.schema)
+            self._parquet.write_table(table)
+        elif self.format == "csv":
+            options = pyarrow.csv.WriteOptions(include_header=not self._begun)
+            pyarrow.csv.write_csv(table, self._file, options)
+        else:
+            lines = (json.dumps(row, ensure_ascii=False) for row in table.to_pylist())
+            self._file.write("".join(line + "\n" for line in lines).encode())
+        self._begun = True
+        if self.path == "-":
+            self._file.flush()
+
+    def __exit__(self, kind: type | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        try:
+            with self._errors():
+                self._finish(whole=kind is None)
+        except TableError:
+            if kind is None:  # otherwise the first error is the one to tell of
+                raise
+        finally:
+            if self._temporary is not None:
+                Path(self._temporary).unlink(missing_ok=True)
+
+    @contextmanager
+    def _errors(self) -> Iterator[None]:
+        try:
+            yield
+        except BrokenPipeError:  # whoever reads has enough: not an error to tell of
+            raise
+        except OSError as error:
+            why = error.strerror or error
+            raise TableError(f"{self.path} cannot be written: {why}. Make room, or choose another place.") from None
+
+    def _finish(self, whole: bool) -> None:
+        """Close what is open, each whatever becomes of the other; a whole file gets its name."""
+        try:
+            if self._parquet is not None:
+                self._parquet.close()
+        finally:
+            if self.path != "-":
+                self._file.close()
+        if whole and self._temporary is not None:
+            Path(self._temporary).chmod(0o644)
+            Path(self._temporary).replace(self._place)
+            self._temporary = None
+
+
+def _array(values: Any) -> Any:
+    if isinstance(values, np.ndarray) and values.dtype.kind == "f":
+        return pa.array(values, mask=np.isnan(values))
+    return pa.array(values)

@@ -1,0 +1,293 @@
+r"""Kronecker-factored Gauss–Newton particles: curvature that grows linearly with the parameters, for MLPs."""
+
+import itertools
+import math
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from opvi._steps import StepInfo, compiled, log_predictive_of, root_mean_square, tick
+from opvi.targets import Architecture, Layer, Target, as_particles, cast, check_batch, draw
+from opvi.types import Algorithm, Array, Batch, Key, Particles, Scalar
+
+FIRST_MEMORY = 400.0  # rows; early factors are stale, so that memory grows with the rows seen
+FIRST_OUTPUTS = 0.01  # the output curvature before any row, which counts as one round
+REFRESH_ALWAYS = 100  # rows at the start over which every round inverts afresh
+REFRESH_BELOW = 0.7  # invert afresh once forgetting has worn the damping down to this share
+REFRESH_EVERY = 500  # rounds at the latest, because rounding adds up
+DAMPING, WANDERING_DAMPING = 0.03, 0.3
+SMALL = 1e-6
+
+
+class Factor(NamedTuple):
+    """A layer's curvature, $A \\otimes G$: a sum over inputs, a mean over outputs. All particles share one A of X."""
+
+    inputs: Array | None  # A: [1, i+1, i+1] for the first layer, else [n, i+1, i+1]; None if the weights wander
+    inverse: Array  # of the damped A
+    outputs: Array  # G: [n, o, o]
+
+
+class KFACState(NamedTuple):
+    """What the next round needs, and nothing else."""
+
+    particles: Particles
+    factors: list[Factor]
+    kept: Scalar  # the share of the damping that forgetting has left in the inverses
+    round: Array
+    rows: Array
+
+
+class Passed(NamedTuple):
+    """What all particles' pass over a batch leaves at each layer."""
+
+    inputs: list[Array]  # [n, B, i+1], with a 1 for the bias; of the first layer [1, B, i+1]
+    slopes: list[Array]  # [n, B, o]: gradient of the log density
+    roots: list[Array]  # [n, B·K, o]: root of the curvature, weighted
+    sums: Array  # [n, B, o]: the first layer's outputs before the activation
+    outputs: Array  # [n, B, C]
+    head_root: Array  # [n, B, C, K]
+    log_density: Array  # [n, B]
+
+
+class Round(NamedTuple):
+    """How much a round remembers and learns."""
+
+    lam: Scalar  # λ of A
+    gain: Scalar  # of G
+    back: Scalar  # how far the variance of wandering weights goes back to the prior's
+    fresh: Array  # whether to invert A afresh
+
+
+def kfac(
+    target: Target | Sequence[Target],
+    *,
+    damping: float | None = None,
+    half_life: float = math.inf,
+    wander: bool = False,
+    largest_change: float = 0.2,
+) -> Algorithm:
+    r"""Natural-gradient steps $A^{-1} (a^\top \delta)\, G^{-1}$ for each layer of an MLP, one batch a round.
+
+    $$A \gets \lambda_t A + a^\top a, \qquad G \gets (1 - w_t) G + w_t\, \overline{\delta \delta^\top}$$
+
+    A is a sum, so steps shrink like $1/t$ by themselves; no horizon and no step size are needed. The
+    prior's precision times `damping` is split between both factors by their traces. With `wander` the weights
+    do a random walk instead of old rows fading, which follows faster changes:
+
+    $$P \gets \rho P + (1 - \rho) P_0, \qquad P \gets (P^{-1} + a^\top a)^{-1}, \qquad P \approx A^{-1}$$
+
+    Args:
+        target: `opvi.mlp(...)` with any head; batches are pairs `(X, y)`. Or several targets that differ in their
+            activation: each gets equally many particles, and all share the first layer's A, the dearest factor.
+        damping: the share of the prior's precision that damps the curvature; .03, or .3 for weights that wander.
+        half_life: in rows; inputs older than that count half. Without end by default. Of weights that wander, the
+            rows over which a variance gets half-way back to the prior's.
+        wander: forget by a random walk of the weights.
+        largest_change: bound on the mean KL divergence between predictions before and after a step.
+    """
+    targets = (target,) if isinstance(target, Target) else tuple(target)
+    architectures = _architectures(targets)
+    damping = (WANDERING_DAMPING if wander else DAMPING) if damping is None else damping
+    if not damping > 0 or not half_life > 0 or not largest_change > 0:
+        raise ValueError(
+            f"`damping`, `half_life` and `largest_change` are {damping}, {half_life}, {largest_change}; "
+            "each must be greater than 0."
+        )
+    one, architecture = targets[0], architectures[0]
+    # α of each activation and layer: the precision that both factors' damping multiplies to.
+    alphas = damping / np.array([a.prior_variances for a in architectures])
+
+    def init(key: Key, particles: Any) -> KFACState:
+        w = _dealt(targets, key, particles)
+        n, dtype = len(w), w.dtype
+        factors = []
+        for index, (fan_in, fan_out) in enumerate(itertools.pairwise(architecture.sizes)):
+            nothing = jnp.zeros((n if index else 1, fan_in + 1, fan_in + 1), dtype)
+            start = jnp.tile(FIRST_OUTPUTS * jnp.eye(fan_out, dtype=dtype)[None], (n, 1, 1))
+            factors.append(Factor(None if wander else nothing, nothing, start))
+        zero = jnp.zeros((), jnp.int32)
+        return KFACState(w, factors, jnp.zeros((), dtype), zero, zero)
+
+    def activate(z: Array) -> tuple[Array, Array]:
+        """Each particle's activation, and its slope."""
+        parts = z.reshape(len(targets), -1, *z.shape[1:])
+        pairs = [jax.jvp(a.activation, (p,), (jnp.ones_like(p),)) for a, p in zip(architectures, parts, strict=True)]
+        values, slopes = (jnp.concatenate(both) for both in zip(*pairs, strict=True))
+        return values, slopes
+
+    def pass_over(weights: list[Layer], data: Any, weight: Array) -> Passed:
+        x, y = data
+        n = len(weights[0].bias)
+        h = jnp.broadcast_to(x[None], (n, *x.shape))  # a product for each particle: no transposed copy of the weights
+        inputs: list[Array] = [_with_one(x)[None]]
+        sums: list[Array] = []
+        bends: list[Array] = []
+        for index, layer in enumerate(weights):
+            if index:
+                h, bend = activate(sums[-1])
+                bends.append(bend)
+                inputs.append(_with_one(h))
+            sums.append(h @ layer.weights + layer.bias[:, None, :])
+        head = architecture.head.distribution
+        slope, head_root = jax.vmap(lambda z: head(z, None).curvature(y))(sums[-1])
+        root = jnp.swapaxes(head_root, 2, 3) * jnp.sqrt(weight)[None, :, None, None]  # [n, B, K, C]
+        slopes, roots = [slope], [root.reshape(n, -1, root.shape[-1])]
+        for layer, bend in zip(reversed(weights[1:]), reversed(bends), strict=True):
+            back = jnp.swapaxes(layer.weights, 1, 2)
+            slope = (slope @ back) * bend
+            root = (roots[-1] @ back).reshape(*root.shape[:3], -1) * bend[:, :, None, :]
+            slopes.append(slope)
+            roots.append(root.reshape(n, -1, root.shape[-1]))
+        log_density = jax.vmap(lambda z: head(z, None).log_density(y))(sums[-1])
+        return Passed(inputs, slopes[::-1], roots[::-1], sums[0], sums[-1], head_root, log_density)
+
+    def pace(state: KFACState, rows: Scalar, round_: Array) -> Round:
+        before = state.rows.astype(rows.dtype)
+        average = jnp.where(rows > 0, rows / (before + 2 * rows), 0)
+        ratio = 2 ** (-rows / half_life)
+        if wander:
+            first = state.rows == 0
+            return Round(jnp.ones_like(rows), jnp.maximum(1 - ratio, average), jnp.where(first, 1, 1 - ratio), first)
+        growing = ((before + FIRST_MEMORY) / (before + rows + FIRST_MEMORY)) ** 2
+        lam = jnp.minimum(growing, ratio)
+        early = (state.rows < REFRESH_ALWAYS) | (round_ % REFRESH_EVERY == 0)
+        fresh = early | (state.kept * lam < REFRESH_BELOW)
+        return Round(lam, jnp.maximum(1 - lam, average), jnp.zeros_like(rows), fresh)
+
+    def renew(index: int, old: Factor, a: Array, G: Array, now: Round) -> tuple[Array | None, Array, Array, Array]:
+        """A, its damped inverse P, the gain $P a^T$, and the damping that is left for G; a is weighted."""
+        mean_G = jnp.trace(G, axis1=1, axis2=2) / G.shape[-1] + SMALL  # [n]
+        alpha = jnp.repeat(jnp.asarray(alphas[:, index], G.dtype), len(G) // len(targets))  # [n]
+        level, common = mean_G, alpha
+        if index == 0:  # one for all
+            level, common = mean_G.mean()[None], jnp.full(1, np.exp(np.log(alphas[:, 0]).mean()), G.dtype)
+        if old.inputs is None:
+            eye = jnp.eye(old.inverse.shape[-1], dtype=G.dtype)[None]
+            inverse = (1 - now.back) * old.inverse + now.back * (level / common)[:, None, None] * eye
+            return None, *_updated(inverse, a, now.lam), damping * mean_G
+        A = now.lam * old.inputs + jnp.swapaxes(a, 1, 2) @ a
+        mean_A = jnp.trace(A, axis1=1, axis2=2) / A.shape[-1] + SMALL
+        shift = jnp.sqrt(mean_A / level * common)
+        inverse, gain = jax.lax.cond(now.fresh, lambda: _afresh(A, a, shift), lambda: _updated(old.inverse, a, now.lam))
+        return A, inverse, gain, alpha / shift
+
+    def outputs_of(weights: list[Layer], first: Array) -> Array:
+        """The networks' outputs from the first layer's sums."""
+        for layer in weights[1:]:
+            first = activate(first)[0] @ layer.weights + layer.bias[:, None, :]
+        return first
+
+    @compiled
+    def step_(key: Key, state: KFACState, batch: Batch) -> tuple[KFACState, StepInfo]:
+        w = state.particles
+        batch = cast(batch, w.dtype)
+        check_batch(one, w[0], batch)
+        clock = tick(state, batch)
+        root_weight, total = jnp.sqrt(batch.weight), jnp.maximum(batch.weight.sum(), 1e-30)
+        now = pace(state, batch.weight.sum(), clock.round)
+        weights = jax.vmap(one.unravel)(w)["weights"]
+        seen = pass_over(weights, batch.data, batch.weight)
+        factors, moves, first = [], [], seen.sums
+        for index, old in enumerate(state.factors):
+            root, a = seen.roots[index], seen.inputs[index]
+            G = (1 - now.gain) * old.outputs + now.gain * (jnp.swapaxes(root, 1, 2) @ root) / total
+            A, inverse, Pa, left = renew(index, old, a * root_weight[None, :, None], G, now)
+            shifted = G + (left + SMALL)[:, None, None] * jnp.eye(G.shape[-1], dtype=G.dtype)[None]
+            step = _solve(shifted, seen.slopes[index] * root_weight[None, :, None])  # δ G⁻¹
+            if index == 0:
+                first = first + jnp.broadcast_to(a @ Pa, (len(w), *a.shape[1:2] * 2)) @ step
+                Pa = jnp.broadcast_to(Pa, (len(w), *Pa.shape[1:]))
+            move = Pa @ step
+            factors.append(Factor(A, inverse, G))
+            moves.append(Layer(move[:, :-1], move[:, -1]))
+        change = outputs_of(jax.tree.map(jnp.add, weights, moves), first) - seen.outputs
+        moved = jnp.einsum("nbck,nbc->nbk", seen.head_root, change)
+        divergence = 0.5 * ((moved**2).sum(2) * batch.weight[None]).sum(1) / total
+        scale = jnp.minimum(1, jnp.sqrt(largest_change / (divergence + 1e-9)))
+        move = scale[:, None] * jax.vmap(one.ravel)({"weights": moves})
+        log_predictive = log_predictive_of(seen.log_density, batch)
+        good = jnp.isfinite((move**2).sum(1)) & ~jnp.isnan(log_predictive)
+        move = jnp.where(good[:, None], move, 0)
+        # The factors belong to all particles together: one bad batch must not spoil them.
+        all_good = good.all() & jnp.isfinite(_diagonals(factors))
+        kept = jnp.where(now.fresh, 1, state.kept * now.lam)
+        factors, kept = jax.tree.map(
+            lambda new, old: jnp.where(all_good, new, old), (factors, kept), (state.factors, state.kept)
+        )
+        info = StepInfo(clock.rows, log_predictive, root_mean_square(move), all_good)
+        return KFACState(w + move, factors, kept, clock.round, clock.rows), info
+
+    return Algorithm(init, step_)
+
+
+def _architectures(targets: Sequence[Target]) -> list[Architecture]:
+    """The targets' layers, refused unless all have some and the same."""
+    out = [t.architecture for t in targets]
+    if not out or any(a is None for a in out):
+        raise TypeError(
+            "Kronecker factors need the layers of an MLP: a target made by `opvi.mlp(...)`, with variances as numbers "
+            "(or None) and not as `Gamma` priors."
+        )
+    if len({a.sizes for a in out}) > 1:
+        raise ValueError(f"the targets have layers {[a.sizes for a in out]}, but all must have the same sizes.")
+    return out
+
+
+def _dealt(targets: Sequence[Target], key: Key, particles: Any) -> Particles:
+    """Starting particles, equally many for each target, target by target."""
+    counted = isinstance(particles, int | np.integer) and len(targets) > 1
+    w = None if counted else as_particles(targets[0], key, particles)
+    n = int(particles) if w is None else len(w)
+    if n < len(targets) or n % len(targets):
+        raise ValueError(f"`particles` is {n}, but {len(targets)} targets need a multiple of {len(targets)}.")
+    if w is not None:
+        return w
+    each = n // len(targets)
+    return jnp.concatenate([draw(t, jax.random.fold_in(key, i), each) for i, t in enumerate(targets)])
+
+
+def _with_one(x: Array) -> Array:
+    """The inputs with a 1 for the bias."""
+    return jnp.concatenate([x, jnp.ones((*x.shape[:-1], 1), x.dtype)], -1)
+
+
+def _afresh(A: Array, a: Array, shift: Array) -> tuple[Array, Array]:
+    r"""$P = (A + \text{shift}\, I)^{-1}$ and $P a^\top$."""
+    P = _one_by_one(jnp.linalg.inv, A + shift[:, None, None] * jnp.eye(A.shape[-1], dtype=A.dtype)[None])
+    P = (P + jnp.swapaxes(P, 1, 2)) / 2
+    return P, P @ jnp.swapaxes(a, 1, 2)
+
+
+def _updated(P: Array, a: Array, lam: Scalar) -> tuple[Array, Array]:
+    r"""$(\lambda P^{-1} + a^\top a)^{-1}$ and its product with $a^\top$, by Woodbury's identity."""
+    Pa = P @ jnp.swapaxes(a, 1, 2)
+    gain = _solve(a @ Pa + lam * jnp.eye(a.shape[1], dtype=a.dtype)[None], Pa)
+    P = (P - gain @ jnp.swapaxes(Pa, 1, 2)) / lam
+    return (P + jnp.swapaxes(P, 1, 2)) / 2, gain
+
+
+def _solve(M: Array, rows: Array) -> Array:
+    """$r M^{-1}$ for symmetric positive matrices `[n, k, k]` and rows `[n, b, k]`."""
+
+    def solve(M: Array, columns: Array) -> Array:
+        return jax.scipy.linalg.cho_solve((jnp.linalg.cholesky(M), True), columns)
+
+    return jnp.swapaxes(_one_by_one(solve, M, jnp.swapaxes(rows, 1, 2)), 1, 2)
+
+
+def _one_by_one(solve: Callable[..., Array], *matrices: Array) -> Array:
+    """Over the leading axis. Up to jaxlib 0.10 a CPU shares a batch of LAPACK calls out among its threads, and with
+    several such batches at once, those of independent trackers, its threads wait for each other for ever. (A loop over
+    particles that lie on several devices would gather them.)"""
+    if jax.default_backend() == "cpu" and jax.device_count() == 1:
+        return jax.lax.map(lambda each: solve(*each), matrices)
+    return jax.vmap(solve)(*matrices)
+
+
+def _diagonals(factors: list[Factor]) -> Scalar:
+    """A number that is finite only if every factor's diagonal is."""
+    leaves = jax.tree.leaves(factors)
+    return sum(((jnp.diagonal(leaf, axis1=1, axis2=2) ** 2).sum() for leaf in leaves), jnp.zeros((), leaves[0].dtype))

@@ -1,0 +1,154 @@
+r"""Following a moving density with particles: whitened coordinates, a Stein flow in them, small changes at a time."""
+
+import math
+from collections.abc import Callable
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from opvi.flows.kernels import centred, squared_distances
+from opvi.types import Array, Key, Particles, Scalar, Scores
+
+SAMPLE = 64  # particles whose Hessians are averaged, fewer in many dimensions
+FLAT = 1e-6  # eigenvalues below this share of the largest count as this share
+BANDWIDTH = 0.2  # times d²: narrow enough to spread particles evenly in a plane, wide enough to see others in 10
+LINEAR = 0.25  # weight of the linear kernel
+LARGEST_SCORE = 5.0  # root mean square of a whitened score; a typical one has 1
+CHANGE = 0.8  # of log weights, in standard deviations, between two neighbouring densities
+HOPELESS = (20.0, 5.0)  # a + b·√d: log densities so far below the median's hold no mass
+
+
+class Whitening(NamedTuple):
+    """Coordinates $z = x W$ in which a mode of the target is about round, and the way back $x = z W^{-1}$."""
+
+    into: Array  # [d, d]
+    back: Array  # [d, d]
+
+
+def some(x: Particles) -> Particles:
+    """A few particles, evenly spaced, for what is dear: fewer in many dimensions."""
+    n, d = x.shape
+    wanted = max(4, min(SAMPLE, 2000 // d))
+    return x[:: -(-n // wanted)]
+
+
+def whitening(log_density: Callable[[Array], Array], x: Particles) -> Whitening:
+    r"""From the mean curvature $A = |\mathrm{mean}_i\, {-\nabla^2} \log p(x_i)|$, its eigenvalues made positive.
+
+    The mean over particles approximates Fisher's $\mathrm E\,[s s^\top]$: the width of a mode, however many modes
+    there are, where the particles' covariance would see the distance between modes. A particle counts at
+    most as much as the median one, so that a few at the bottom of a funnel do not freeze the rest.
+    """
+    H = -jax.vmap(jax.hessian(log_density))(some(x))
+    spread = jnp.std(x, 0)
+    stiffness = jnp.abs(H * spread[None, :, None] * spread[None, None, :]).sum((1, 2))
+    share = jnp.minimum(1, jnp.median(stiffness) / jnp.maximum(stiffness, jnp.finfo(x.dtype).tiny))
+    A = (H * share[:, None, None]).mean(0)
+    values, V = jnp.linalg.eigh((A + A.T) / 2)
+    values = jnp.abs(values)
+    root = jnp.sqrt(jnp.maximum(values, FLAT * values.max()))
+    return Whitening(V * root[None, :], V.T / root[:, None])
+
+
+def stein_field(z: Particles, s: Scores) -> Array:
+    r"""Row-normalised SVGD by a Gaussian kernel, and SVGD by the linear kernel $1 + z^\top C^{-1} z'$.
+
+    $$v_i = \frac{\sum_j K_{ij} (s_j + (z_i - z_j)/h)}{\sum_j K_{ij}}
+      + c \big[\bar s + \big(I + \tfrac1n \textstyle\sum_j s_j \tilde z_j^\top\big) C^{-1} \tilde z_i\big]$$
+
+    The first part gives the shape, the second brings mean and covariance home quickly. Fewer particles than
+    dimensions span n - 1 directions only: repulsion is then d/(n - 1) times as strong, for the right variances.
+    """
+    n, d = z.shape
+    z = centred(z)
+    h = BANDWIDTH * d**2
+    repulsion = max(1.0, d / (n - 1))
+    K = jnp.exp(-squared_distances(z, z) / (2 * h))
+    K = K / K.sum(1, keepdims=True)
+    shape = K @ s + repulsion / h * (z - K @ z)
+    identity = jnp.eye(d, dtype=z.dtype)
+    C = z.T @ z / n
+    C = C + (1e-3 * jnp.trace(C) / d + jnp.finfo(z.dtype).tiny) * identity
+    balance = jnp.linalg.solve(C, repulsion * identity + z.T @ s / n)
+    return shape + LINEAR * (s.mean(0, keepdims=True) + z @ balance)
+
+
+def move(gradient: Callable[[Particles], Scores], W: Whitening, x: Particles, step: float) -> tuple[Particles, Array]:
+    """One step along the Stein field, and the field. Neither a steep nor a strongly bent place throws a particle."""
+    d = x.shape[1]
+    s, bend = jax.linearize(gradient, x)
+    s = s @ W.back.T
+    size = jnp.sqrt((s**2).mean(1, keepdims=True))
+    v = stein_field(x @ W.into, s * jnp.minimum(1, LARGEST_SCORE / jnp.maximum(size, 1)))
+    length = (v**2).sum(1, keepdims=True)
+    bent = jnp.abs((bend(v @ W.back) @ W.back.T * v).sum(1, keepdims=True))
+    curvature = bent / jnp.maximum(length, jnp.finfo(x.dtype).tiny)
+    slower = jnp.maximum(jnp.maximum(step * jnp.sqrt(length / d), curvature), 1)
+    return x + step * (v / slower) @ W.back, v
+
+
+def relocate(key: Key, x: Particles, value: Array) -> Particles:
+    """Particles where the log density says that nobody belongs, moved next to others."""
+    n, d = x.shape
+    alive = value > jnp.median(value) - (HOPELESS[0] + HOPELESS[1] * math.sqrt(d))
+    living_first = jnp.argsort(~alive, stable=True)
+    a, b, c = x[living_first[jax.random.randint(key, (3, n), 0, alive.sum())]]
+    return jnp.where(alive[:, None], x, a + 0.2 * (b - c))
+
+
+class Pace(NamedTuple):
+    """How far a flow goes: steps between two looks at the curvature, the most looks, and when it has settled."""
+
+    steps: int = 5
+    looks: int = 200
+    settled: float = 0.01  # root mean square of the whitened field
+    step: float = 0.5
+
+
+Carry = tuple[Particles, Whitening, Scalar, Scalar, Array]  # … the field's size, β, and looks so far
+
+
+def follow(
+    key: Key, log_density: Callable[[Array, Scalar], Array], x: Particles, pace: Pace, settled: Scalar, warm_up: Array
+) -> tuple[Particles, Whitening, Scalar]:
+    r"""Move particles from $p_0$ to $p_1$ along $p_\beta$, each density near enough to the last to be followed.
+
+    Args:
+        key: for relocations.
+        log_density: $\log p_\beta(x)$ of one point and of $\beta$, linear in $\beta$.
+        x: particles distributed as $p_0$.
+        pace: how far a flow goes.
+        settled: ends the flow at $\beta = 1$, by the root mean square of the field.
+        warm_up: looks at $\beta = 0$, to begin with.
+
+    Returns:
+        The particles, the last whitening and the last field's root mean square.
+    """
+    n, d = x.shape
+
+    def look(carry: Carry) -> Carry:
+        x, _, _, beta, k = carry
+        slope = jax.vmap(jax.grad(log_density, 1), (0, None))(x, beta)
+        slope = jnp.sort(slope)
+        spread = (slope[(3 * n) // 4] - slope[n // 4]) / 1.35  # of a normal distribution, the standard deviation
+        beta = jnp.where(k < warm_up, 0, jnp.minimum(beta + CHANGE / jnp.maximum(spread, CHANGE), 1))
+        x = relocate(jax.random.fold_in(key, k), x, jax.vmap(log_density, (0, None))(x, beta))
+        W = whitening(lambda v: log_density(v, beta), x)
+        gradient = jax.vmap(jax.grad(lambda v: log_density(v, beta)))
+
+        def inner(_: int, carry: tuple[Particles, Scalar]) -> tuple[Particles, Scalar]:
+            x, v = move(gradient, W, carry[0], pace.step)
+            return x, jnp.sqrt((v**2).mean())
+
+        x, size = jax.lax.fori_loop(0, pace.steps, inner, (x, jnp.zeros((), x.dtype)))
+        return x, W, size, beta, k + 1
+
+    def unsettled(carry: Carry) -> Array:
+        _, _, size, beta, k = carry
+        return (k < 1) | (k < pace.looks) & ((beta < 1) | (size > settled))
+
+    zero = jnp.zeros((), x.dtype)
+    none = Whitening(*[jnp.eye(d, dtype=x.dtype)] * 2)
+    x, W, size, _, _ = jax.lax.while_loop(unsettled, look, (x, none, zero, zero, jnp.zeros((), jnp.int32)))
+    return x, W, size

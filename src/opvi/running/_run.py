@@ -1,0 +1,371 @@
+"""Running a sampler over a stream: chunks of equal shape in one compiled loop, and a history as arrays."""
+
+import itertools
+import math
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import ExitStack
+from functools import partial
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from opvi.flows.schedules import BatchRule, within_budget
+from opvi.running._checkpoint import Checkpoints
+from opvi.running._progress import Progress
+from opvi.running._saving import SAVE_EVERY, Saver
+from opvi.running._stream import row_count
+from opvi.running._stream import stream as make_stream
+from opvi.types import Algorithm, Array, Batch, Data, DivergedError, Key, Tracker, as_key
+
+CHUNK_BYTES = 1 << 24  # of batches and of recorded values held at once
+CHUNK_ROUNDS = 512
+PARTICLES = 100  # drawn if the caller does not say how many
+
+
+class Chunk(NamedTuple):
+    """What a callback sees: the rounds just done."""
+
+    state: Any  # after the last of them
+    round: int  # rounds done in all
+    info: Any  # leaves [k, ...]
+    record: Any  # leaves [k, ...], or None
+    batches: list[Batch]
+
+
+class History(NamedTuple):
+    """A run as arrays, one entry a round."""
+
+    round: np.ndarray  # [T]: 1, 2, …
+    info: Any  # the algorithm's Info, leaves [T, ...]
+    record: Any  # what `record` returned, leaves [T, ...], or None
+    callbacks: dict[str, Any]  # name -> {"round": [m], "value": leaves [m, ...]}
+    seconds: float  # wall time, compilation included
+
+
+Record = Callable[[Any, Any, Batch], Any]
+Callback = Callable[[Chunk], Any]
+Watcher = Callable[[Any, Any, Batch], Any]  # a callback's own `record`: states before and after, batch
+
+
+def _round(
+    step: Callable[..., Any], record: Record | None, watchers: tuple[Watcher, ...], key: Key, state: Any, batch: Batch
+) -> tuple[Any, Any]:
+    before = state
+    state, info = step(key, before, batch)
+    watched = [watcher(before, state, batch) for watcher in watchers]
+    return state, (info, record(state, info, batch) if record else None, watched)
+
+
+@partial(jax.jit, static_argnums=(0, 1, 2))
+def advance(
+    step: Callable[..., Any],
+    record: Record | None,
+    watchers: tuple[Watcher, ...],
+    key: Key,
+    state: Any,
+    batches: Batch,
+    count: Array,
+) -> tuple[Any, Any]:
+    """The first `count` of the stacked batches, one after the other. A traced count: any length, one program."""
+
+    one = partial(_round, step, record, watchers, key)
+    first = jax.tree.map(lambda leaf: leaf[0], batches)
+    room = len(batches.weight)
+    out = jax.tree.map(lambda s: jnp.zeros((room, *s.shape), s.dtype), jax.eval_shape(one, state, first)[1])
+
+    def body(i: Array, carry: tuple[Any, Any]) -> tuple[Any, Any]:
+        state, out = carry
+        state, values = one(state, jax.tree.map(lambda leaf: leaf[i], batches))
+        return state, jax.tree.map(lambda rows, value: rows.at[i].set(value), out, values)
+
+    return jax.lax.fori_loop(0, count, body, (state, out))
+
+
+def run(
+    algorithm: Algorithm | Tracker,
+    stream: Iterable[Batch],
+    key: Any,
+    *,
+    particles: Any = None,
+    state: Any = None,
+    rounds: int | None = None,
+    record: Record | None = None,
+    callbacks: Mapping[str, Callback] | None = None,
+    every: int | None = None,
+    progress: bool | str = False,
+    checkpoint: str | Path | None = None,
+    save_every: float = SAVE_EVERY,
+) -> tuple[Any, History]:
+    """Run a sampler over a stream. Returns its state and the history.
+
+    The result is the same, bit for bit, as calling `algorithm.step` in a loop, whatever `every` is and
+    wherever the run is cut and resumed: `run(algorithm, stream.after(state.round), key, state=state)`.
+
+    Args:
+        algorithm: e.g. `opvi.tracker(target)` or `opvi.opvi(target, step=0.01)`.
+        stream: `opvi.stream(...)`, or any iterable of `Batch`.
+        key: a JAX key or an integer seed. The same key resumes the same run.
+        particles: what `algorithm.init` takes: how many to draw, or the particles themselves. 100 if not given,
+            or as many as a tracker recommends.
+        state: where to go on from, instead of new particles.
+        rounds: stop after this many more rounds; with `checkpoint`, after this many since the run began.
+        record: a pure function of `(state, info, batch)`, compiled into the loop; what it returns is kept
+            for every round.
+        callbacks: name -> function of a `Chunk`, called on the host between chunks; what it returns (an
+            array, or a pytree of them) is kept in `history.callbacks[name]`, None is not. One that has a method
+            `record(before, after, batch)` of the states around a round, pure and compiled into the loop, sees every
+            round: its chunk's `record` is that method's, and it returns one entry a round, e.g. `opvi.regret.watch`.
+        every: call them every so many rounds. By default chunks are as long as memory likes.
+        progress: draw a progress bar on standard error; a text is its label.
+        checkpoint: a folder for the run's checkpoints. The same call again, with the stream from its beginning, goes
+            on from the last good one; batches learnt before are passed over, and the history tells of the others.
+        save_every: seconds between checkpoints, at least. One more is saved when the run ends, also by an error.
+    """
+    key = as_key(key)
+    for name, value in (("rounds", rounds), ("every", every)):
+        if value is not None and value < 1:
+            raise ValueError(f"`{name}` is {value}, but must be at least 1, or None.")
+    with ExitStack() as stack:
+        saver = None if checkpoint is None else Saver(stack.enter_context(Checkpoints(checkpoint)), save_every)
+        resumed = saver is not None and saver.resumed(key, stream, rounds)
+        if resumed:
+            state, stream, rounds = resumed
+        elif state is None:
+            usual = () if isinstance(algorithm, Tracker) else (PARTICLES,)
+            state = algorithm.init(key, *(usual if particles is None else (particles,)))
+        source = _first(stream, rounds)
+        head = next(source, None)
+        if head is None and resumed:  # all of it was learnt before
+            return state, History(np.arange(0), None, None, {}, 0.0)
+        if head is None:
+            raise ValueError("the stream is empty: it gave no batch, but a run needs at least one.")
+        last = getattr(stream, "rounds", None)
+        if rounds is not None:
+            last = min(last or math.inf, int(state.round) + rounds)
+        label = progress if isinstance(progress, str) else "learning"
+        bar = stack.enter_context(Progress(label, int(state.round), last, bool(progress)))
+        place = getattr(stream, "place", lambda batches: batches)  # where rows come from several processes
+        return _over(algorithm.step, key, state, head, source, place, record, callbacks or {}, every, bar, saver)
+
+
+def _over(
+    step: Callable[..., Any],
+    key: Key,
+    state: Any,
+    head: Batch,
+    source: Iterator[Batch],
+    place: Callable[[Batch], Batch],
+    record: Record | None,
+    callbacks: Mapping[str, Callback],
+    every: int | None,
+    bar: Progress,
+    saver: Saver | None,
+) -> tuple[Any, History]:
+    """The loop of `run`: the batch `head`, then those of the source."""
+    if not isinstance(head, Batch):
+        raise TypeError(
+            f"`stream` yields a {type(head).__name__}, but a run takes batches. Make them from arrays or an iterator: "
+            "`opvi.stream((X, y), batch_size=20)`."
+        )
+    watchers = {name: callback.record for name, callback in callbacks.items() if hasattr(callback, "record")}
+    loop = (step, record, tuple(watchers.values()), key)
+    kept = _bytes(jax.eval_shape(partial(_round, *loop), state, head)[1]) if record or watchers else 0
+
+    def room(batch: Batch) -> int:
+        """Rounds of this shape that are held at once."""
+        return max(1, min(CHUNK_ROUNDS, every or CHUNK_ROUNDS, CHUNK_BYTES // max(_bytes(batch), kept, 1)))
+
+    log = _Log(int(state.round), callbacks, every)
+    first_rows = int(state.rows)
+    try:
+        for chunk in _chunks(itertools.chain([head], source), room, log.first, every):
+            stacked = place(_stack(chunk, room(chunk[0]), state.particles.dtype))
+            state, out = advance(*loop, state, stacked, jnp.int32(len(chunk)))
+            info, recorded, watched = _on_host(out, len(chunk))
+            log.add(state, info, recorded, chunk, dict(zip(watchers, watched, strict=True)))
+            bar.update(log.done, int(info.rows[-1]), int(info.rows[-1]) - first_rows)
+            if saver and saver.due():
+                saver.save(state)
+    finally:
+        if saver:
+            saver.save(state)
+    log.flush()
+    return state, log.history()
+
+
+def _first(batches: Iterable[Batch], rounds: int | None) -> Iterator[Batch]:
+    """The first `rounds` batches, and not one more pulled from a source that cannot give it back."""
+    source = iter(batches)
+    while rounds is None or rounds > 0:
+        batch = next(source, None)
+        if batch is None:
+            return
+        rounds = None if rounds is None else rounds - 1
+        yield batch
+
+
+def _chunks(
+    batches: Iterator[Batch], room: Callable[[Batch], int], done: int, every: int | None
+) -> Iterator[list[Batch]]:
+    """Consecutive batches of one shape, cut where room ends or a callback is due."""
+    chunk: list[Batch] = []
+    shape: Any = None
+    for batch in batches:
+        new_shape = jax.tree.map(np.shape, batch)
+        if chunk and (new_shape != shape or len(chunk) == room(chunk[0])):
+            yield chunk
+            chunk = []
+        chunk.append(batch)
+        shape, done = new_shape, done + 1
+        if every and done % every == 0:
+            yield chunk
+            chunk = []
+    if chunk:
+        yield chunk
+
+
+def _on_host(out: Any, count: int) -> Any:
+    return jax.tree.map(lambda leaf: np.asarray(leaf)[:count], out)
+
+
+def _bytes(tree: Any) -> int:
+    return sum(math.prod(leaf.shape) * np.dtype(leaf.dtype).itemsize for leaf in jax.tree.leaves(tree))
+
+
+def _stack(chunk: list[Batch], room: int, dtype: Any) -> Batch:
+    """The batches on a new leading axis of `room` rounds, floats in `dtype`; rounds past the last are never read."""
+
+    def stack(*leaves: Any) -> np.ndarray:
+        first = np.asarray(leaves[0])
+        out = np.zeros((room, *first.shape), dtype if first.dtype.kind == "f" else first.dtype)
+        for i, leaf in enumerate(leaves):
+            out[i] = leaf
+        return out
+
+    return jax.tree.map(stack, *chunk)
+
+
+class _Log:
+    """Collects a run's arrays, and calls the callbacks when they are due."""
+
+    def __init__(self, first: int, callbacks: Mapping[str, Callback], every: int | None):
+        self.first = self.done = first
+        self.callbacks, self.every = callbacks, every
+        self.chunks: list[Chunk] = []
+        self.watched: list[dict[str, Any]] = []  # of the chunks not shown to the callbacks yet
+        self.due = 0  # chunks before this one were shown to the callbacks
+        self.notes: dict[str, list[tuple[int, Any]]] = {}
+        self.start = time.perf_counter()
+
+    def add(self, state: Any, info: Any, recorded: Any, batches: list[Batch], watched: dict[str, Any]) -> None:
+        self.done += len(batches)
+        self.chunks.append(Chunk(state, self.done, info, recorded, batches))
+        if watched:
+            self.watched.append(watched)
+        if not info.finite.all():
+            at = self.done - len(batches) + int(info.finite.argmin()) + 1
+            raise DivergedError(
+                f"the update of round {at} was not finite, so the particles stayed as they were before it. The batch "
+                "itself was finite: the step is too large, the log density overflows, or a row lies outside the model "
+                "(a label with no class). Lower `step`, standardise the data, or check the labels. The state "
+                "is in this error's `state`, the history in its `history`.",
+                state,
+                self.history(),
+            )
+        if self.every is None or self.done % self.every == 0:
+            self.flush()
+        if not self.callbacks:  # nobody needs the rows and states of rounds gone by
+            self.chunks[-1] = self.chunks[-1]._replace(state=None, batches=[])
+
+    def flush(self) -> None:
+        """Show the callbacks what is new since the last time."""
+        new = self.chunks[self.due :]
+        if not new or not self.callbacks:
+            return
+        info, recorded = _join([chunk.info for chunk in new]), _join([chunk.record for chunk in new])
+        seen = Chunk(new[-1].state, self.done, info, recorded, [batch for chunk in new for batch in chunk.batches])
+        watched = _join(self.watched) if self.watched else {}
+        for name, callback in self.callbacks.items():
+            value = callback(seen._replace(record=watched[name]) if name in watched else seen)
+            if value is not None:
+                self.notes.setdefault(name, []).append((self.done, value))
+        self.chunks[self.due :] = [Chunk(None, self.done, info, recorded, [])]
+        self.watched = []
+        self.due = len(self.chunks)
+
+    def history(self) -> History:
+        callbacks = {}
+        for name, entries in self.notes.items():
+            rounds, values = zip(*entries, strict=True)
+            if hasattr(self.callbacks[name], "record"):  # one entry a round already
+                shown = np.arange(self.first + 1, rounds[-1] + 1)
+                callbacks[name] = {"round": shown, "value": _join(list(values))}
+                continue
+            value = jax.tree.map(lambda *leaves: np.stack([np.asarray(leaf) for leaf in leaves]), *values)
+            callbacks[name] = {"round": np.asarray(rounds), "value": value}
+        return History(
+            round=np.arange(self.first + 1, self.done + 1),
+            info=_join([chunk.info for chunk in self.chunks]),
+            record=_join([chunk.record for chunk in self.chunks]),
+            callbacks=callbacks,
+            seconds=time.perf_counter() - self.start,
+        )
+
+
+def _join(parts: list[Any]) -> Any:
+    return jax.tree.map(lambda *leaves: np.concatenate(leaves), *parts)
+
+
+class Compared(NamedTuple):
+    """One method's part in a comparison."""
+
+    state: Any
+    history: History
+    rows: int  # rows visited, counted
+
+
+def compare(
+    methods: Mapping[str, tuple[Algorithm | Tracker, int | BatchRule | Callable[[int], int]]],
+    data: Data,
+    key: Any,
+    *,
+    rounds: int,
+    rows: int,
+    particles: Any = 100,
+    record: Record | None = None,
+    progress: bool = False,
+) -> dict[str, Compared]:
+    """Run methods under one budget: the same rounds and the same total of rows for each (FITDS).
+
+    Every batch rule is fitted to the budget with `schedules.within_budget`, so its growth is kept and its
+    total is exact; the rows each method visits are counted and checked. All start from the same key.
+
+    Args:
+        methods: name -> `(algorithm, batch_size)`.
+        data: arrays with at least `rows` rows; the first `rows` are streamed once, in order.
+        key: as in `run`, and so are `particles`, `record` and `progress`.
+        rounds: the budget's rounds.
+        rows: the budget's rows.
+        particles: the start of every method.
+        record: kept for every round.
+        progress: a bar for every method.
+    """
+    available = row_count(data)
+    if available < rows:
+        raise ValueError(f"the budget is {rows} rows, but the data have {available}. Lower `rows`.")
+    budget = jax.tree.map(lambda a: np.asarray(a)[:rows], data)
+    results = {}
+    for name, (algorithm, rule) in methods.items():
+        source = make_stream(budget, within_budget(rule, rounds, rows))
+        state, history = run(algorithm, source, key, particles=particles, record=record, progress=progress and name)
+        visited = int(state.rows)
+        if len(history.round) != rounds or visited != rows:
+            raise AssertionError(
+                f"{name} took {len(history.round)} rounds and {visited} rows, not {rounds} and {rows}."
+            )
+        results[name] = Compared(state, history, visited)
+    return results

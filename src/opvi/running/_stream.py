@@ -1,0 +1,262 @@
+"""Rows become batches: arrays, iterators and generators of any length, padded to few distinct shapes."""
+
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any, Literal, NamedTuple
+
+import jax
+import numpy as np
+
+from opvi.flows.schedules import BatchRule, as_batch_rule
+from opvi.types import LARGEST_VALUE, Batch, Data, shapes_of
+
+OnBad = Literal["raise", "skip"]
+
+
+def batch(data: Data, weight: Any = None, *, pad_to: int | None = None) -> Batch:
+    """Rows as one `Batch`, padded to `pad_to` rows with weight 0.
+
+    Args:
+        data: a pytree of arrays with one leading axis of rows, e.g. `(X, y)`.
+        weight: how often each row counts; 1 if not given.
+        pad_to: the padded number of rows; no padding if not given.
+    """
+    data = jax.tree.map(np.asarray, data)
+    rows = row_count(data)
+    if rows == 0:
+        raise ValueError("a batch has 0 rows, but needs at least 1.")
+    weight = np.ones(rows, np.float32) if weight is None else np.asarray(weight)
+    if weight.shape != (rows,) or not (np.isfinite(weight) & (weight >= 0)).all():
+        raise ValueError(
+            f"`weight` must be {rows} finite numbers of at least 0, one a row; it has shape {weight.shape}."
+        )
+    missing = (pad_to or rows) - rows
+    if missing < 0:
+        raise ValueError(f"`pad_to` is {pad_to}, but the batch has {rows} rows already.")
+    if missing:
+        data = jax.tree.map(lambda a: np.concatenate([a, np.repeat(a[:1], missing, 0)]), data)
+        weight = np.concatenate([weight, np.zeros(missing, weight.dtype)])
+    return Batch(data, weight)
+
+
+def row_count(data: Data) -> int:
+    """The common length of all leaves."""
+    leaves = jax.tree.leaves(data)
+    if not leaves or any(np.ndim(leaf) == 0 for leaf in leaves):
+        raise ValueError(f"data has leaves of shape {shapes_of(data)}, but needs arrays with a leading axis of rows.")
+    lengths = {len(leaf) for leaf in leaves}
+    if len(lengths) > 1:
+        raise ValueError(f"data has leaves of shape {shapes_of(data)}, but all must have the same number of rows.")
+    return lengths.pop()
+
+
+def without_bad_rows(data: Data, on_bad: OnBad) -> tuple[Data, int]:
+    """The rows that are finite throughout, and how many others were left out; or an error, if that is asked."""
+    bad = np.zeros(row_count(data), bool)
+    for leaf in jax.tree.leaves(data):
+        if leaf.dtype.kind in "fc":
+            sound = np.abs(leaf) <= LARGEST_VALUE  # False for NaN
+            bad |= ~sound.all(axis=tuple(range(1, leaf.ndim)))
+        elif leaf.dtype.kind not in "iub":
+            raise TypeError(
+                f"data has a leaf of dtype {leaf.dtype}, but a stream carries numbers. Encode strings and objects."
+            )
+    if not bad.any():
+        return data, 0
+    if on_bad == "raise":
+        raise ValueError(
+            f"{bad.sum()} of {len(bad)} rows hold NaN, infinity or a number beyond {LARGEST_VALUE:g} (the first is row "
+            f"{int(bad.argmax())}), but every number must be finite, and its square as well. "
+            'Clean the data, or leave such rows out and count them: `on_bad="skip"`.'
+        )
+    return jax.tree.map(lambda a: a[~bad], data), int(bad.sum())
+
+
+class _Arrays:
+    """Rows of arrays held in memory, from a position on."""
+
+    def __init__(self, data: Data, start: int, passes: int | None):
+        self.data, self.position = data, start
+        self.rows = row_count(data)
+        self.end = None if passes is None else passes * self.rows
+
+    def take(self, count: int | None) -> Data | None:
+        count = self.rows if count is None else count
+        stop = self.position + count if self.end is None else min(self.position + count, self.end)
+        if stop <= self.position:
+            return None
+        first, last = self.position % self.rows, (stop - 1) % self.rows + 1
+        whole = stop - self.position <= self.rows and first < last  # a slice copies nothing
+        index: Any = slice(first, last) if whole else np.arange(self.position, stop) % self.rows
+        self.position = stop
+        return jax.tree.map(lambda a: a[index], self.data)
+
+
+class _Iterator:
+    """Rows of an iterator over blocks, cut anew to the size asked for; what is left over waits."""
+
+    def __init__(self, blocks: Iterator[Data], on_bad: OnBad):
+        self.blocks, self.on_bad = blocks, on_bad
+        self.waiting: Data | None = None
+        self.layout: Any = None
+        self.skipped = 0
+
+    def _next(self) -> Data | None:
+        """The good rows of the next block that has any."""
+        for block in self.blocks:
+            block = jax.tree.map(np.asarray, block)
+            rows = row_count(block)
+            layout = jax.tree.structure(block), [leaf.shape[1:] for leaf in jax.tree.leaves(block)]
+            self.layout = self.layout or layout
+            if layout != self.layout:
+                if self.on_bad == "raise":
+                    raise ValueError(
+                        f"the stream changed shape: a row had leaves of shape {self.layout[1]}, now {layout[1]}. "
+                        'Every row must have the same leaves; `on_bad="skip"` leaves others out and counts them.'
+                    )
+                self.skipped += rows
+                continue
+            block, skipped = without_bad_rows(block, self.on_bad)
+            self.skipped += skipped
+            if rows > skipped:
+                return block
+        return None
+
+    def take(self, count: int | None) -> Data | None:
+        parts, held = [], 0
+        while held < (count or 1):
+            part = self.waiting if self.waiting is not None else self._next()
+            self.waiting = None
+            if part is None:
+                break
+            parts.append(part)
+            held += row_count(part)
+        if not parts:
+            return None
+        data = parts[0] if len(parts) == 1 else jax.tree.map(lambda *leaves: np.concatenate(leaves), *parts)
+        if count is not None and held > count:
+            self.waiting = jax.tree.map(lambda a: a[count:], data)
+            data = jax.tree.map(lambda a: a[:count], data)
+        return data
+
+
+class Stream:
+    """Batches in the order of the data. Made by `opvi.stream`.
+
+    Arrays can be iterated anew, and from any round (`after`); an iterator goes on where it stopped.
+    """
+
+    def __init__(
+        self, source: "_ArraySource | _Iterator", rule: BatchRule | None, rounds: int | None, done: int, skipped: int
+    ):
+        self._source, self._rule, self._done, self._skipped = source, rule, done, skipped
+        self.rounds = rounds  # the last round of this stream, where that is known
+
+    @property
+    def skipped(self) -> int:
+        """Bad rows left out so far."""
+        return self._skipped + (self._source.skipped if isinstance(self._source, _Iterator) else 0)
+
+    def __iter__(self) -> Iterator[Batch]:
+        source = self._source
+        reader: _Arrays | _Iterator = source.open(self._done) if isinstance(source, _ArraySource) else source
+        t = self._done
+        while self.rounds is None or t < self.rounds:
+            data = reader.take(None if self._rule is None else rows_of_round(self._rule, t + 1))
+            if data is None:
+                return
+            t += 1
+            if reader is source:  # an iterator cannot be gone through again
+                self._done = t
+            rows = row_count(data)
+            yield batch(data, pad_to=self._rule.bucket(rows) if self._rule else rows)
+
+    @property
+    def is_of_arrays(self) -> bool:
+        """Whether any round of it can be gone to; an iterator's come once."""
+        return isinstance(self._source, _ArraySource)
+
+    def after(self, rounds: int) -> "Stream":
+        """The rest of the stream once `rounds` rounds are done: `stream.after(state.round)` resumes a run."""
+        return Stream(self._source, self._rule, self.rounds, int(rounds), self._skipped)
+
+
+class _ArraySource(NamedTuple):
+    data: Data
+    rule: BatchRule
+    passes: int | None
+
+    def open(self, rounds: int) -> _Arrays:
+        """A reader at the row where round `rounds + 1` begins."""
+        return _Arrays(self.data, sum(rows_of_round(self.rule, t) for t in range(1, rounds + 1)), self.passes)
+
+
+def rows_of_round(rule: BatchRule, t: int) -> int:
+    """The rule's size for round t, refused unless it is a whole number of at least one row."""
+    size = rule.size(t)
+    if not isinstance(size, int | np.integer) or size < 1:
+        raise ValueError(
+            f"the batch-size rule returned {size!r} for round {t}, but every round takes a whole number of at "
+            "least 1 row. Round up: `math.ceil(...)`."
+        )
+    return int(size)
+
+
+def _one_row_blocks(rows: Iterable[Data]) -> Iterator[Data]:
+    for row in rows:
+        yield jax.tree.map(lambda a: np.asarray(a)[None], row)
+
+
+def stream(
+    source: Any,
+    batch_size: int | BatchRule | Callable[[int], int] | None = 20,
+    *,
+    rounds: int | None = None,
+    passes: int | None = 1,
+    blocks: bool = False,
+    on_bad: OnBad = "raise",
+) -> Stream:
+    """A stream of batches from arrays, or from any iterator of unknown length.
+
+    Args:
+        source: arrays with one leading axis of rows, e.g. `X` or `(X, y)`; or an iterator or generator.
+        batch_size: rows a round, as a number or a rule of `opvi.schedules`. A rule's batches are padded
+            to powers of two, so that a growing batch compiles only O(log B) times. With `blocks=True`,
+            None takes each block as it comes.
+        rounds: stop after this many rounds. By default the source's end decides; the last batch may be
+            smaller than the rest.
+        passes: how often arrays are gone through; None for no end.
+        blocks: the iterator yields blocks of rows (arrays with a leading axis), not single rows.
+        on_bad: "raise" refuses a row with NaN, infinity or a number beyond 1e18; "skip" leaves it out and counts it
+            in `skipped`.
+    """
+    if on_bad not in ("raise", "skip"):
+        raise ValueError(f'`on_bad` is {on_bad!r}, but must be "raise" or "skip".')
+    if rounds is not None and rounds < 1:
+        raise ValueError(f"`rounds` is {rounds}, but must be at least 1, or None to go on to the source's end.")
+    if isinstance(source, Iterator):
+        if batch_size is None and not blocks:
+            raise ValueError("`batch_size=None` takes blocks as they come; it needs `blocks=True`.")
+        rule = None if batch_size is None else as_batch_rule(batch_size)
+        reader = _Iterator(source if blocks else _one_row_blocks(source), on_bad)
+        return Stream(reader, rule, rounds, done=0, skipped=0)
+    if batch_size is None:
+        raise ValueError("`batch_size` is None, but arrays need a number of rows a round or a rule.")
+    if passes is None and rounds is None:
+        raise ValueError("`passes=None` never ends; give `rounds` as well.")
+    rule = as_batch_rule(batch_size)
+    data, skipped = without_bad_rows(jax.tree.map(np.asarray, source), on_bad)
+    rows = row_count(data)
+    if rows == 0:
+        raise ValueError(f"the stream is empty: 0 rows ({skipped} bad ones left out), but at least 1 is needed.")
+    if passes is not None:
+        rounds = _rounds_in(rule, passes * rows, rounds)
+    return Stream(_ArraySource(data, rule, passes), rule, rounds, done=0, skipped=skipped)
+
+
+def _rounds_in(rule: BatchRule, rows: int, at_most: int | None) -> int:
+    """How many rounds `rows` rows last."""
+    taken = t = 0
+    while taken < rows and t != at_most:
+        t += 1
+        taken += rows_of_round(rule, t)
+    return t

@@ -1,0 +1,4 @@
+"""Thousands of independent streams, one small model each, advanced by one compiled program."""
+
+from opvi.scale.fleet._fleet import Fleet as Fleet
+from opvi.scale.fleet._fleet import Learnt as Learnt

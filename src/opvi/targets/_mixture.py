@@ -1,0 +1,48 @@
+r"""The two-parameter Gaussian mixture of Welling and Teh (2011), the paper's synthetic experiment."""
+
+import math
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from opvi.targets._target import Target, target
+from opvi.types import Array, Key
+
+
+def gaussian_mixture(variance: float = 2.0, prior_variance: tuple[float, float] = (10.0, 1.0)) -> Target:
+    r"""$x \sim \tfrac12 N(\theta_1, \sigma_x^2) + \tfrac12 N(\theta_1 + \theta_2, \sigma_x^2)$; two mirrored modes.
+
+    Batches are plain arrays of numbers, `[B]`.
+
+    Args:
+        variance: $\sigma_x^2$. The paper's text has $\sigma_x = 2$, its authors' code $\sigma_x^2 = 2$.
+        prior_variance: of $\theta_1$ and $\theta_2$, with mean 0.
+    """
+    if not variance > 0 or not min(prior_variance) > 0:
+        raise ValueError(f"variances are {variance} and {prior_variance}, but each must be greater than 0.")
+    spread = np.sqrt(np.asarray(prior_variance))
+
+    def log_prior(theta: Array) -> Array:
+        return -0.5 * ((theta / spread.astype(theta.dtype)) ** 2).sum()
+
+    def log_likelihood(theta: Array, x: Array) -> Array:
+        # Written around the midpoint of the two components, where the model's symmetry is plain.
+        midpoint, gap = theta[0] + theta[1] / 2, theta[1]
+        tilt = (x - midpoint) * gap / (2 * variance)
+        bump = -((x - midpoint) ** 2) / (2 * variance) - gap**2 / (8 * variance)
+        return bump + jnp.logaddexp(tilt, -tilt) - 0.5 * math.log(8 * math.pi * variance)
+
+    def init(key: Key) -> Array:
+        draw = jax.random.normal(key, (2,))
+        return draw * spread.astype(draw.dtype)
+
+    return target(log_prior, log_likelihood, init)
+
+
+def sample_mixture(key: Key, rows: int, theta: tuple[float, float] = (0.0, 1.0), variance: float = 2.0) -> Array:
+    """Rows drawn from the mixture at `theta`."""
+    component, spread = jax.random.split(key)
+    noise = jax.random.normal(spread, (rows,))
+    second = jax.random.bernoulli(component, 0.5, (rows,)).astype(noise.dtype)
+    return theta[0] + theta[1] * second + variance**0.5 * noise

@@ -1,0 +1,166 @@
+r"""A target: log prior and per-row log likelihood over any pytree, and its scores over flat particles."""
+
+import math
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from opvi.predictive import Distribution
+from opvi.types import Array, Batch, Data, Key, Params, Particles, as_key, shapes_of
+
+
+class Target(NamedTuple):
+    """The posterior to track. Made by `opvi.target` or by a ready-made model.
+
+    The functions speak the user's pytree; samplers hold particles as one `[n, d]` matrix, and cross
+    over with `ravel` and `unravel`.
+    """
+
+    log_prior: Callable[[Params], Array]
+    log_likelihood: Callable[[Params, Data], Array]  # one number a row: [B]
+    init: Callable[[Key], Params]
+    predict: Callable[[Params, Any], Distribution] | None
+    dim: int
+    ravel: Callable[[Params], Array]  # pytree -> [d]
+    unravel: Callable[[Array], Params]  # [d] -> pytree, in the vector's dtype
+    architecture: Any = None  # the layers, where the target is an MLP and a sampler wants to know them
+
+
+class Scored(NamedTuple):
+    """What one pass over a batch tells about every particle."""
+
+    likelihood: Array  # [n, d]: gradient of the weighted sum of row log likelihoods
+    prior: Array  # [n, d]: gradient of the log prior
+    log_likelihood: Array  # [n, B]
+
+
+def target(
+    log_prior: Callable[[Params], Array],
+    log_likelihood: Callable[[Params, Data], Array],
+    init: Callable[[Key], Params],
+    predict: Callable[[Params, Any], Distribution] | None = None,
+) -> Target:
+    r"""A posterior from plain functions.
+
+    $$\log p(\theta \mid D_{1:t}) = \log p_0(\theta) + \sum_{s \le t} \sum_{r \in D_s} \log p(r \mid \theta) + c$$
+
+    Args:
+        log_prior: $\log p_0(\theta)$, up to a constant.
+        log_likelihood: $\log p(r \mid \theta)$ for every row of a batch: shape `[B]`, not their sum.
+        init: draws one starting particle from a key. Drawing from the prior is a good choice.
+        predict: what the model says about y at inputs x, as `opvi.Normal`, `opvi.Bernoulli` or
+            `opvi.Categorical`. Needed only for predictions.
+    """
+    template = jax.eval_shape(init, jax.random.key(0))
+    leaves, treedef = jax.tree.flatten(template)
+    structure: Any = treedef  # jax does not export the type
+    for leaf in leaves:
+        if not jnp.issubdtype(leaf.dtype, jnp.floating):
+            raise TypeError(
+                f"`init` returns a leaf of dtype {leaf.dtype}, but parameters move along gradients and must be "
+                "floating point. Keep integers and functions outside the parameters (equinox: `eqx.partition`)."
+            )
+    shapes = [leaf.shape for leaf in leaves]
+    ends = np.cumsum([math.prod(shape) for shape in shapes]).tolist()
+    if not ends or ends[-1] == 0:
+        raise ValueError("`init` returns no parameters; a target needs at least one number to infer.")
+
+    def ravel(params: Params) -> Array:
+        return jnp.concatenate([jnp.ravel(leaf) for leaf in structure.flatten_up_to(params)])
+
+    def unravel(vector: Array) -> Params:
+        parts = jnp.split(vector, ends[:-1])
+        return structure.unflatten([part.reshape(shape) for part, shape in zip(parts, shapes, strict=True)])
+
+    return Target(log_prior, log_likelihood, init, predict, ends[-1], ravel, unravel)
+
+
+def draw(target: Target, key: Any, n: int) -> Particles:
+    """n starting particles as an `[n, d]` matrix."""
+    return jax.vmap(lambda k: target.ravel(target.init(k)))(jax.random.split(as_key(key), n))
+
+
+def as_particles(target: Target, key: Any, particles: Any, *, at_least: int = 1) -> Particles:
+    """An `[n, d]` matrix from a count (drawn), a matrix, or a pytree stacked along a leading axis."""
+    if isinstance(particles, int | np.integer) and not isinstance(particles, bool):
+        x = draw(target, key, _enough(int(particles), at_least))
+    elif isinstance(particles, jax.Array | np.ndarray) and np.ndim(particles) == 2:
+        x = jnp.asarray(particles)
+    else:
+        try:
+            x = jax.vmap(target.ravel)(particles)
+        except Exception as error:
+            raise TypeError(
+                f"`particles` is a {type(particles).__name__}, but must be a count to draw, a matrix of shape "
+                f"(n, {target.dim}), or the target's parameters stacked along a leading axis. ({error})"
+            ) from error
+    _enough(len(x), at_least, x.shape)
+    if x.shape[1] != target.dim:
+        raise ValueError(
+            f"`particles` has shape {x.shape}, but this target has {target.dim} parameters, so a matrix of "
+            f"shape (n, {target.dim}) is needed. Draw one with `opvi.draw(target, key, n)`."
+        )
+    if not jnp.issubdtype(x.dtype, jnp.floating):
+        raise TypeError(f"`particles` has dtype {x.dtype}, but must be floating point: `particles.astype(float)`.")
+    if not isinstance(x, jax.core.Tracer) and not np.isfinite(x).all():  # a traced start has no values yet
+        raise ValueError("`particles` holds NaN or infinity; every starting particle must be finite.")
+    return x
+
+
+def _enough(n: int, at_least: int, shape: tuple[int, ...] | None = None) -> int:
+    if n < at_least:
+        got = f"has shape {shape}" if shape else f"is {n}"
+        why = "repulsion needs" if at_least > 1 else "a sampler needs"
+        remedy = " For a point estimate use `opvi.online_map`." if at_least > 1 else ""
+        raise ValueError(f"`particles` {got}, but {why} at least {at_least} rows.{remedy}")
+    return n
+
+
+def cast(batch: Any, dtype: Any) -> Batch:
+    """The batch with floating-point leaves in the particles' dtype."""
+    if not isinstance(batch, Batch):
+        raise TypeError(
+            f"`batch` is a {type(batch).__name__}, but `step` takes an `opvi.Batch`. "
+            "Wrap rows with `opvi.batch((X, y))`, or iterate over `opvi.stream(...)`."
+        )
+
+    def convert(leaf: Any) -> Array:
+        leaf = jnp.asarray(leaf)
+        return leaf.astype(dtype) if jnp.issubdtype(leaf.dtype, jnp.floating) else leaf
+
+    return jax.tree.map(convert, batch)
+
+
+def check_batch(target: Target, particle: Array, batch: Batch) -> None:
+    """Refuse, from shapes alone, a batch this target cannot score. Runs while tracing: it costs nothing later."""
+    rows = np.shape(batch.weight)
+    spec = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(np.shape(leaf), leaf.dtype), batch.data)
+    params = jax.eval_shape(target.unravel, particle)
+    try:
+        out = jax.eval_shape(target.log_likelihood, params, spec)
+    except Exception as error:
+        raise ValueError(
+            f"`log_likelihood` failed on a batch with leaves of shape {shapes_of(batch.data)}: {error} "
+            "Check the number of features and the order of the leaves against what the target expects."
+        ) from error
+    if np.shape(out) != rows:
+        raise ValueError(
+            f"`log_likelihood` returned shape {np.shape(out)} for a batch of {rows[0]} rows, but must return one "
+            f"number a row: shape {rows}. Do not sum over rows; the sampler does that, with weights."
+        )
+
+
+def score(target: Target, particles: Particles, batch: Batch) -> Scored:
+    r"""$\nabla \ell_t(x_i)$ and $\nabla \log p_0(x_i)$ for every particle, with the row log likelihoods."""
+    check_batch(target, particles[0], batch)
+
+    def weighted_sum(x: Array) -> tuple[Array, Array]:
+        rows = target.log_likelihood(target.unravel(x), batch.data)
+        return (rows * batch.weight).sum(), rows
+
+    likelihood, rows = jax.vmap(jax.grad(weighted_sum, has_aux=True))(particles)
+    prior = jax.vmap(jax.grad(lambda x: target.log_prior(target.unravel(x))))(particles)
+    return Scored(likelihood, prior, rows)

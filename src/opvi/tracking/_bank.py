@@ -1,0 +1,144 @@
+r"""A bank of trackers: their predictions mixed by weights that follow the prequential score."""
+
+import math
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import optax
+from jax.scipy.special import logsumexp
+
+from opvi._steps import compiled
+from opvi.predictive import Predictive
+from opvi.types import Array, Batch, Key, Tracker
+
+ROUND = 20  # rows over which a weight changes by `rate`, and `share` is given back
+LARGEST_RATIO = 10.0  # one row that a member alone foresaw must not hand it the whole bank
+
+
+def start(members: int, dtype: Any) -> Array:
+    """Even log weights `[K]`."""
+    return jnp.full(members, -math.log(members), dtype)
+
+
+def update(log_weights: Array, log_density: Array, weight: Array, *, rate: float = 0.5, share: float = 0.002) -> Array:
+    r"""The log weights after a batch that member k gave the densities $p_k(y_b)$: exponentiated gradient, fixed share.
+
+    $$w_k \gets (1 - \sigma)\, \frac{w_k e^{\eta g_k}}{\sum_j w_j e^{\eta g_j}} + \frac{\sigma}{K}, \qquad
+      g_k = \operatorname{mean}_b \frac{p_k(y_b)}{\sum_j w_j p_j(y_b)}$$
+
+    g is the gradient of the mixture's mean log score, so the mixture does as well as the best fixed *mixture*, and
+    the share lets it follow when another one becomes best.
+
+    Args:
+        log_weights: $\log w$, `[K]`.
+        log_density: $\log p_k(y_b)$, `[K, B]`.
+        weight: of the rows, `[B]`.
+        rate: $\eta$ for 20 rows; proportionally more for more.
+        share: $\sigma$ for 20 rows; 0 trusts that the best member stays the best.
+    """
+    total = weight.sum()
+    mixture = logsumexp(log_weights[:, None] + log_density, axis=0)
+    ratio = jnp.exp(jnp.minimum(log_density - mixture[None], math.log(LARGEST_RATIO)))
+    gradient = (ratio * weight[None]).sum(1) / jnp.maximum(total, 1e-30)
+    rounds = total / ROUND
+    log_weights = jax.nn.log_softmax(log_weights + rate * rounds * gradient)
+    if share == 0:
+        return log_weights
+    kept = (1 - share) ** rounds
+    return jnp.logaddexp(log_weights + jnp.log(kept), jnp.log1p(-kept) - math.log(len(log_weights)))
+
+
+class BankState(NamedTuple):
+    """What the next round needs, and nothing else."""
+
+    members: tuple[Any, ...]
+    log_weights: Array  # [K]
+    round: Array
+    rows: Array
+
+    @property
+    def particles(self) -> Array:
+        """The first member's."""
+        return self.members[0].particles
+
+
+class BankInfo(NamedTuple):
+    """What a round did, for readers; never fed back."""
+
+    rows: Array
+    log_predictive: Array
+    drift: Array
+    finite: Array
+    weights: Array  # [K]: before the round
+
+
+def bank(members: Sequence[Tracker], *, rate: float = 0.5, share: float = 0.002) -> Tracker:
+    r"""Several trackers as one: each learns by itself, and their predictions are mixed by `update`'s weights.
+
+    $$p(y \mid x) = \sum_k w_k\, p_k(y \mid x)$$
+
+    Args:
+        members: trackers of the same y, whose predictives have components of one kind.
+        rate: see `update`.
+        share: see `update`.
+    """
+    members = tuple(members)
+    if not members:
+        raise ValueError("`members` is empty, but a bank needs at least one tracker.")
+    if not rate >= 0 or not 0 <= share < 1:
+        raise ValueError(f"`rate` and `share` are {rate} and {share}, but rate ≥ 0 and 0 ≤ share < 1 are needed.")
+
+    def init(key: Key, particles: Any = None) -> BankState:
+        states = tuple(m.init(jax.random.fold_in(key, i), particles) for i, m in enumerate(members))
+        zero = jnp.zeros((), jnp.int32)
+        return BankState(states, start(len(members), states[0].particles.dtype), zero, zero)
+
+    @compiled
+    def step(key: Key, state: BankState, batch: Batch) -> tuple[BankState, BankInfo]:
+        x, y = batch.data
+        predictives = [m.predict(s, x) for m, s in zip(members, state.members, strict=True)]
+        log_density = jnp.stack([p.log_density(y) for p in predictives])
+        done = [
+            m.step(jax.random.fold_in(key, i), s, batch)
+            for i, (m, s) in enumerate(zip(members, state.members, strict=True))
+        ]
+        states, infos = tuple(s for s, _ in done), [info for _, info in done]
+        weight = jnp.asarray(batch.weight).astype(log_density.dtype)
+        rows = logsumexp(state.log_weights[:, None] + log_density, axis=0)
+        log_predictive = (rows * weight).sum() / jnp.maximum(weight.sum(), 1e-30)
+        log_weights = update(state.log_weights, log_density, weight, rate=rate, share=share)
+        good = jnp.isfinite(log_weights).all()
+        info = BankInfo(
+            infos[0].rows,
+            log_predictive,
+            jnp.stack([i.drift for i in infos]).mean(),
+            jnp.stack([i.finite for i in infos]).all() & good,
+            jnp.exp(state.log_weights),
+        )
+        log_weights = jnp.where(good, log_weights, state.log_weights)
+        return BankState(states, log_weights, optax.safe_increment(state.round), infos[0].rows), info
+
+    def predict(state: BankState, x: Any) -> Predictive:
+        return mixed([m.predict(s, x) for m, s in zip(members, state.members, strict=True)], state.log_weights)
+
+    return Tracker(init, step, predict, f"a bank of {len(members)} trackers, mixed by their prequential scores")
+
+
+def mixed(predictives: Sequence[Predictive], log_weights: Array) -> Predictive:
+    """One predictive from several, whose components become its components."""
+    parts, weights = [], []
+    for p, log_weight in zip(predictives, log_weights, strict=True):
+        if p.temperature is not None:
+            raise TypeError(
+                "a member's predictive has a temperature, but a mixture is made of plain components. "
+                "Calibrate the bank as a whole: `opvi.tracking._temperature`."
+            )
+        own = p.log_weights
+        n, rows = jax.tree.leaves(p.components)[0].shape[:2]
+        own = jnp.full((n, 1), -math.log(n), log_weight.dtype) if own is None else own.reshape(n, -1)
+        parts.append(p.components)
+        weights.append(jnp.broadcast_to(own + log_weight, (n, rows)))
+    components = jax.tree.map(lambda *leaves: jnp.concatenate(leaves), *parts)
+    return Predictive(components, jnp.concatenate(weights))

@@ -1,0 +1,175 @@
+r"""The predictive head of a regression: weights, noise, spread and tails, learnt by predicting each batch first."""
+
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.scipy.special import logsumexp
+
+from opvi.predictive import StudentT
+from opvi.types import Array, Scalar
+
+ERROR_MEMORY = 0.99  # of the cross products of the particles' errors; these discounts count once for USUAL_ROWS rows
+SCORE_MEMORY = 0.98  # of the scores of noise, spread and tails
+EARLY_MEMORY = 0.25  # at first those scores reach back over this share of the stream
+SHAPE_MEMORY = 0.998  # of the regression of the log squared error
+USUAL_ROWS = 20.0
+RIDGE = 30.0  # pulls the particles' weights together, in units of the best particle's mean squared error
+WEIGHT_STEPS = 60
+COMPONENTS = 64  # of the predictive mixture
+
+NOISE = np.exp(np.linspace(np.log(0.03), np.log(2.0), 14))  # shares of the running mean squared error
+SPREAD = np.array([0.0, 0.25, 0.5, 1.0, 2.0, 4.0])  # multiples of the particles' own variance
+TILT = np.array([0.0, 0.5, 1.0])  # how far the variance follows the predicted log squared error
+DOF = np.array([4.0, 6.0, 10.0, np.inf])
+_GRID = [grid.ravel() for grid in np.meshgrid(DOF, NOISE, SPREAD, TILT, indexing="ij")]
+
+
+class Calibration(NamedTuple):
+    """What has been learnt about the errors of predictions made before learning. y is standardised."""
+
+    weights: Array  # [n] of the particles, on the simplex
+    products: Array  # [n, n]: discounted cross products of their errors
+    seen: Scalar  # discounted rows behind `products`
+    error: Scalar  # running mean squared error of the weighted mean
+    rounds: Scalar  # batches of the usual size behind `error`; 0: nothing is known
+    scores: Array  # [grid]: discounted log scores
+    shape: Array  # [k]: regression of the log squared error
+    shape_covariance: Array  # [k, k]
+    shape_mean: Scalar  # its running mean prediction
+
+
+class Combined(NamedTuple):
+    """The particles' predictions as one: mean, variance and predicted log squared error, row by row."""
+
+    mean: Array
+    variance: Array
+    log_shape: Array
+
+
+def start(particles: int, features: int, dtype: Any) -> Calibration:
+    """Nothing known."""
+    zero, k = jnp.zeros((), dtype), features + 4
+    return Calibration(
+        jnp.full(particles, 1 / particles, dtype),
+        jnp.zeros((particles, particles), dtype),
+        zero,
+        jnp.ones((), dtype),
+        zero,
+        jnp.zeros(len(_GRID[0]), dtype),
+        jnp.zeros(k, dtype),
+        0.1 * jnp.eye(k, dtype=dtype),
+        zero,
+    )
+
+
+def combine(known: Calibration, mean: Array, variance: Array, x: Array) -> Combined:
+    """One prediction from the particles' means and variances `[n, B]` at standardised inputs `[B, F]`."""
+    together = known.weights @ mean
+    spread = known.weights @ (variance + (mean - together[None]) ** 2)
+    predicted = _features(known, together, spread, x) @ known.shape - known.shape_mean
+    return Combined(together, spread, jnp.clip(predicted, -3, 3))
+
+
+def predictive(known: Calibration, one: Combined) -> StudentT:
+    """The predictive mixture, `[COMPONENTS, B]`: settings drawn evenly (systematically) by their scores."""
+    share = jax.nn.softmax(known.scores)
+    levels = (jnp.arange(COMPONENTS, dtype=share.dtype) + 0.5) / COMPONENTS
+    pick = jnp.searchsorted(jnp.cumsum(share), levels * share.sum()).clip(max=len(share) - 1)
+    chosen = jax.tree.map(lambda leaf: leaf[pick], _all_settings(known, one))
+    return chosen._replace(dof=jnp.broadcast_to(chosen.dof, chosen.mean.shape))
+
+
+def log_predictive(known: Calibration, one: Combined, y: Array) -> Array:
+    """The log predictive density of y, row by row."""
+    scores = _all_settings(known, one).log_density(y[None])
+    return logsumexp(scores + jax.nn.log_softmax(known.scores)[:, None], axis=0)
+
+
+def learn(
+    known: Calibration, one: Combined, mean: Array, variance: Array, x: Array, y: Array, weight: Array
+) -> Calibration:
+    """What the errors of a batch teach; `one`, `mean` and `variance` were predicted before seeing y."""
+    rows = weight.sum()
+    some, share = rows > 0, rows / USUAL_ROWS
+    squared = (y - one.mean) ** 2
+    batch_error = (squared * weight).sum() / jnp.maximum(rows, 1e-30)
+    error_known = known.rounds > 0
+    scores = _all_settings(known, one).log_density(y[None])
+    # While errors fall, their running mean is too large, and small shares of it win: no good guide to what comes later.
+    memory = jnp.minimum(SCORE_MEMORY, 1 - 1 / (2 + EARLY_MEMORY * known.rounds))
+    scores = memory**share * known.scores + jnp.where(error_known, (scores * weight[None]).sum(1), 0)
+    shaped = _learn_shape(known, one, x, squared, jnp.where(error_known, weight, 0), share)
+    gain = jnp.minimum(1, share / jnp.minimum(1 + 0.5 * known.rounds, 25))
+    error = jnp.where(error_known, (1 - gain) * known.error + gain * batch_error, batch_error)
+    residual = mean - y[None]
+    products = ERROR_MEMORY**share * known.products + (residual * weight[None]) @ residual.T
+    seen = ERROR_MEMORY**share * known.seen + rows
+    learnt = shaped._replace(
+        weights=_stack(products, seen),
+        products=products,
+        seen=seen,
+        error=jnp.maximum(error, 1e-12),
+        rounds=known.rounds + share,
+        scores=scores,
+    )
+    good = some & jnp.isfinite(sum(jnp.sum(leaf) for leaf in learnt))
+    return jax.tree.map(lambda new, old: jnp.where(good, new, old), learnt, known)
+
+
+def rescale(known: Calibration, ratio: Scalar) -> Calibration:
+    """The same knowledge after y's unit grew by `1 / ratio`."""
+    return known._replace(error=known.error * ratio**2, products=known.products * ratio**2)
+
+
+def _all_settings(known: Calibration, one: Combined) -> StudentT:
+    """The predictive of every setting on the grid, `[grid, B]`."""
+    dof, noise, spread, tilt = (jnp.asarray(grid, one.mean.dtype)[:, None] for grid in _GRID)
+    shape = jnp.exp(tilt * one.log_shape[None])
+    epistemic = spread * one.variance[None] * shape
+    variance = noise * known.error * shape + epistemic
+    return StudentT(jnp.broadcast_to(one.mean[None], variance.shape), variance, dof, epistemic)
+
+
+def _features(known: Calibration, mean: Array, variance: Array, x: Array) -> Array:
+    """What the size of an error may depend on, `[B, F + 4]`."""
+    mean = jnp.clip(mean, -4, 4)[:, None]
+    doubt = jnp.log(variance / known.error + 1e-4)[:, None]
+    return jnp.concatenate([jnp.ones_like(mean), jnp.clip(x, -4, 4), mean, mean**2, doubt], 1)
+
+
+def _learn_shape(
+    known: Calibration, one: Combined, x: Array, squared: Array, weight: Array, share: Scalar
+) -> Calibration:
+    """Recursive least squares of the log squared error, with forgetting and a bounded covariance."""
+    features = _features(known, one.mean, one.variance, x)
+    root = jnp.sqrt(weight)[:, None]
+    A = features * root
+    AP = A @ known.shape_covariance
+    S = AP @ A.T + 4 * jnp.eye(len(A), dtype=A.dtype)
+    gain = jnp.linalg.solve(S, AP).T
+    wanted = jnp.log(squared / known.error + 1e-3)
+    before = features @ known.shape
+    shape = known.shape + gain @ ((wanted - before) * root[:, 0])
+    P = (known.shape_covariance - gain @ AP) / SHAPE_MEMORY**share
+    P = (P + P.T) / 2 * jnp.minimum(1, len(P) / jnp.trace(P))
+    now = ((features @ shape) * weight).sum() / jnp.maximum(weight.sum(), 1e-30)
+    keep = jnp.where(known.rounds > 20, 0.98**share, 0)
+    mean = jnp.where(weight.sum() > 0, keep * known.shape_mean + (1 - keep) * now, known.shape_mean)
+    return known._replace(shape=shape, shape_covariance=P, shape_mean=mean)
+
+
+def _stack(products: Array, seen: Scalar) -> Array:
+    r"""Weights on the simplex that nearly minimise $w^\top (E + \text{ridge}) w$, by exponentiated gradients."""
+    n = len(products)
+    best = jnp.diagonal(products).min() / jnp.maximum(seen, 1e-30)
+    E = products + RIDGE * best * jnp.eye(n, dtype=products.dtype)
+    E = E / jnp.maximum(jnp.abs(E).max(), 1e-30)
+
+    def descend(_: Any, w: Array) -> Array:
+        slope = 2 * E @ w
+        w = w * jnp.exp(-2 * (slope - slope @ w))
+        return w / w.sum()
+
+    return jax.lax.fori_loop(0, WEIGHT_STEPS, descend, jnp.full(n, 1 / n, products.dtype))

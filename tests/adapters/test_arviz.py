@@ -1,0 +1,174 @@
+"""Particles as ArviZ data: groups, names, predictions and attributes, under whichever ArviZ is installed."""
+
+import subprocess
+import sys
+from types import SimpleNamespace
+
+import jax
+import jax.numpy as jnp
+import matplotlib as mpl
+import matplotlib.pyplot as plt
+import numpy as np
+import numpyro
+import pytest
+from numpyro import distributions as dist
+
+import opvi
+from opvi import to_arviz
+from opvi.adapters.arviz import arviz as az  # imported there without ArviZ's note of the day
+from opvi.tracking._bank import BankState
+from opvi.tracking._classifier import ClassifierState
+
+RNG = np.random.default_rng(0)
+X = RNG.normal(size=(40, 2)).astype(np.float32)
+Y = (X @ [1, -1] + 0.5 * RNG.normal(size=40)).astype(np.float32)
+LABEL = (Y > 0).astype(int)
+
+
+@pytest.fixture(autouse=True)
+def _defaults_of_jax():
+    """NumPyro itself does not compute under the suite's strictness."""
+    mpl.use("Agg")
+    with jax.numpy_dtype_promotion("standard"), jax.numpy_rank_promotion("allow"):
+        yield
+
+
+def regression(X, y=None):
+    slopes = numpyro.sample("slopes", dist.Normal(0, 1).expand([2]).to_event(1))
+    noise = numpyro.sample("noise", dist.HalfNormal(1.0))
+    numpyro.deterministic("sum", slopes.sum())
+    with numpyro.plate("rows", len(X)):
+        numpyro.sample("y", dist.Normal(X @ slopes, noise), obs=y)
+
+
+@pytest.fixture(scope="module")
+def named():
+    """A NumPyro model, 400 particles around its truth, and the rows."""
+    with jax.numpy_dtype_promotion("standard"), jax.numpy_rank_promotion("allow"):
+        target = opvi.from_numpyro(regression, (X, Y))
+        where = jnp.array([np.log(0.5), 1.0, -1.0])  # noise, slopes: parameters are in the order of their names
+        particles = where + 0.05 * jax.random.normal(jax.random.key(0), (400, 3))
+        algorithm = opvi.svgd(target, step=1e-6)
+        state, _ = opvi.run(algorithm, opvi.stream((X, Y), 20), 0, particles=particles)
+    return target, state
+
+
+def variables(tree, group):
+    return {name: tuple(value.shape) for name, value in tree[group].data_vars.items()}
+
+
+def test_a_numpyro_model_by_its_names(named):
+    target, state = named
+    tree = to_arviz(state, target, (X, Y), constant_data={"unit": np.array([1.0])})
+    assert variables(tree, "posterior") == {"slopes": (1, 400, 2), "noise": (1, 400), "sum": (1, 400)}
+    assert variables(tree, "posterior_predictive") == variables(tree, "log_likelihood") == {"y": (1, 400, 40)}
+    assert variables(tree, "observed_data") == {"y": (40,)}
+    assert variables(tree, "constant_data") == {"X": (40, 2), "unit": (1,)}
+    draws = tree["posterior"]
+    np.testing.assert_allclose(draws["sum"], draws["slopes"].sum("slopes_dim_0"), rtol=1e-4, atol=1e-6)
+    np.testing.assert_allclose(draws["noise"][0], np.exp(state.particles[:, 0]), rtol=1e-5)
+    np.testing.assert_array_equal(tree["observed_data"]["y"], Y)
+    rows = jax.vmap(lambda theta: target.log_likelihood(target.unravel(theta), (X, Y)))(state.particles)
+    np.testing.assert_allclose(tree["log_likelihood"]["y"][0], rows, rtol=1e-4, atol=1e-5)
+    # Draws of y have standard deviation 0.5; five standard errors of a mean over 400 of them, for 40 rows.
+    error = tree["posterior_predictive"]["y"].mean(("chain", "draw")) - X @ [1, -1]
+    assert float(np.abs(error).max()) < 5 * 0.55 / 20
+    for holder in (tree, draws):
+        assert (holder.attrs["rounds"], holder.attrs["rows"]) == (2, 40)
+        assert (holder.attrs["inference_library"], holder.attrs["inference_library_version"]) == (
+            "opvi",
+            opvi.__version__,
+        )
+
+
+@pytest.mark.filterwarnings("ignore")  # of ArviZ's own making
+def test_arviz_works_on_it(named):
+    target, state = named
+    tree = to_arviz(state, target, (X, Y))
+    summary = az.summary(tree, kind="stats")
+    assert list(summary.index) == ["slopes[0]", "slopes[1]", "noise", "sum"]
+    assert float(summary.loc["slopes[0]", "mean"]) == pytest.approx(1, abs=0.1)
+    loo = az.loo(tree)
+    assert np.isfinite(loo.elpd if hasattr(loo, "elpd") else loo.elpd_loo)
+    if hasattr(az, "plot_posterior"):
+        az.plot_posterior(tree, var_names=["slopes"])
+        az.plot_ppc(tree, num_pp_samples=5)
+    else:
+        az.plot_dist(tree, var_names=["slopes"])
+        az.plot_ppc_dist(tree, num_samples=5)
+    plt.close("all")
+    assert all(isinstance(value, str | int) for value in tree.attrs.values())  # which suits a file of any format
+
+
+def test_other_targets_by_their_paths():
+    target = opvi.mlp(2, (3,))
+    state = opvi.svgd(target, step=0.1).init(jax.random.key(0), 4)
+    tree = to_arviz(state, target, (X, Y), key=1)
+    assert variables(tree, "posterior")["weights.0.weights"] == (1, 4, 2, 3)
+    assert variables(tree, "posterior_predictive") == variables(tree, "log_likelihood") == {"y": (1, 4, 40)}
+    assert variables(tree, "constant_data") == {"x": (40, 2)}
+    expected = opvi.predict(target, state.particles, X).components.log_density(Y[None])
+    np.testing.assert_allclose(tree["log_likelihood"]["y"][0], expected, rtol=1e-5)
+    target = opvi.gaussian_mixture()
+    state = opvi.svgd(target, step=0.1).init(jax.random.key(0), 4)
+    tree = to_arviz(state, target, Y)  # nothing to predict with
+    assert variables(tree, "posterior") == {"theta": (1, 4, 2)}
+    assert variables(tree, "observed_data") == {"y": (40,)}
+    assert "posterior_predictive" not in (tree.children if hasattr(tree, "children") else tree.groups())
+    assert variables(to_arviz(state, target), "posterior") == {"theta": (1, 4, 2)}
+
+
+def test_trackers_predict_as_they_do():
+    target = opvi.logistic_regression(2)
+    tracker = opvi.calibrated(opvi.opvi(target, step=0.1), target, particles=500, about="five hundred")
+    state = tracker.init(jax.random.key(0))
+    tree = to_arviz(state, target, (X, LABEL), tracker=tracker)
+    assert tree.attrs["sampler"] == "five hundred"
+    share = np.asarray(tree["posterior_predictive"]["y"]).mean((0, 1))
+    p = np.asarray(tracker.predict(state, X).probabilities()[:, 1])
+    assert np.abs(share - p).max() < 5 * 0.5 / 500**0.5  # five standard errors of a share of 500 draws
+    alone = to_arviz(state, tracker, (X, LABEL))  # as for `opvi.regressor`, which has no target to show
+    assert variables(alone, "posterior") == {"weights": (1, 500, 3)}
+    np.testing.assert_array_equal(alone["posterior_predictive"]["y"], tree["posterior_predictive"]["y"])
+    assert "standardises" in alone.attrs["note"]
+
+
+def test_weights_of_trackers_and_of_a_banks_members():
+    target = opvi.gaussian_mixture()
+    members = [SimpleNamespace(particles=jnp.full((8, 2), value)) for value in (0.0, 1.0)]
+    zero, log_weights = jnp.int32(0), jnp.log(jnp.array([0.25, 0.75]))
+    state = BankState(tuple(members), log_weights, zero, zero)
+    tree = to_arviz(state, target)
+    assert variables(tree, "posterior") == {"theta": (1, 16, 2)}
+    assert float(tree["posterior"]["theta"].mean()) == 0.75
+    assert "resampled" in tree.attrs["note"]
+    members[1] = SimpleNamespace(particles=jnp.zeros((8, 3)))
+    with pytest.raises(ValueError, match=r"\[2, 3\] parameters.*state.members"):
+        to_arviz(state._replace(members=tuple(members)), target)
+    # The classifier's state has weights too, but its trackers' particles are told apart by their place only.
+    state = ClassifierState(None, tuple(members[:1]), None, log_weights, None, zero, zero)
+    tree = to_arviz(state, opvi.regressor(2))
+    assert "weights of the trackers" in tree.attrs["note"]
+
+
+def test_bad_arguments_are_refused():
+    target = opvi.gaussian_mixture()
+    state = opvi.svgd(target, step=0.1).init(jax.random.key(0), 4)
+    with pytest.raises(TypeError, match="`state` is a int"):
+        to_arviz(3, target)
+    with pytest.raises(TypeError, match="`target` is a Algorithm"):
+        to_arviz(state, opvi.svgd(target, step=0.1))
+    with pytest.raises(ValueError, match="particles of 2 numbers, but `target` has 3"):
+        to_arviz(state, opvi.logistic_regression(2))
+    with pytest.raises(ValueError, match="0 rows"):
+        to_arviz(state, target, Y[:0])
+    with pytest.raises(ValueError, match=r"pairs \(X, y\)"):
+        to_arviz(state, opvi.regressor(2), X)
+
+
+@pytest.mark.parametrize(("name", "library"), [("from_numpyro", "numpyro"), ("to_arviz", "arviz")])
+def test_a_missing_library_is_named(name, library):
+    code = f"import sys; sys.modules['{library}'] = None; import opvi; opvi.{name}"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert f"ImportError: `opvi.{name}` needs" in done.stderr
+    assert f'pip install "opvi[{library}]"' in done.stderr

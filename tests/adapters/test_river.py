@@ -1,0 +1,361 @@
+"""The River models: River's own checks, features and classes that come and go, predictions that never look ahead."""
+
+import math
+import pickle
+
+import jax
+import numpy as np
+import pandas as pd
+import polars as pl
+import pytest
+from river import checks, compose, datasets, evaluate, metrics, preprocessing
+
+import opvi
+from opvi.adapters.river import Classifier, PredictiveDistribution, Regressor
+from opvi.adapters.river._features import VALUES, Columns
+from opvi.tracking._regressor import MEMORY
+from opvi.tracking._widening import widened_classifier, widened_regressor
+
+SMALL = {
+    "regressor": Regressor(hidden=(4,), n_particles=2, seed=0),
+    "classifier": Classifier(hidden=(), seed=0),  # networks take twice as long to compile, and pass as well
+}
+NAMES = ("a", "b", "c")
+KEY = jax.random.key(0)
+
+
+def rows(count, seed=0):
+    rng = np.random.default_rng(seed)
+    X = rng.normal(size=(count, 3)) * [1, 100, 0.01]
+    return [dict(zip(NAMES, row, strict=True)) for row in X.tolist()], (2 * X[:, 0] + X[:, 1] / 100).tolist()
+
+
+def linear(kind, **named):
+    return {"regressor": Regressor, "classifier": Classifier}[kind](hidden=(), n_particles=2, seed=0, **named)
+
+
+def same(one, other):
+    return all(np.array_equal(a, b) for a, b in zip(jax.tree.leaves(one), jax.tree.leaves(other), strict=True))
+
+
+# --- River's own checks ---------------------------------------------------------------------------
+
+
+def all_checks():
+    for name, model in SMALL.items():
+        seen: dict[str, int] = {}
+        for check in checks.yield_checks(model.clone({"seed": None})):  # one more check where there is no seed
+            seen[check.__name__] = seen.get(check.__name__, 0) + 1
+            yield pytest.param(model, check, id=f"{name}:{check.__name__}:{seen[check.__name__]}")
+
+
+@pytest.fixture
+def _quick_compilation():
+    """Conventions, not speed, in many shapes of data: compiled without optimisation."""
+    jax.config.update("jax_disable_most_optimizations", True)
+    yield
+    jax.config.update("jax_disable_most_optimizations", False)
+
+
+@pytest.mark.parametrize(("model", "check"), list(all_checks()))
+@pytest.mark.usefixtures("_quick_compilation")
+def test_conventions_of_river(model, check):
+    """All of them: there is no exception."""
+    check(model.clone())
+
+
+@pytest.mark.parametrize("kind", ["regressor", "classifier"])
+def test_pipelines_and_progressive_validation(kind):
+    if kind == "regressor":
+        model = compose.Select("gallup", "ipsos", "you_gov") | preprocessing.StandardScaler() | linear(kind)
+        score = evaluate.progressive_val_score(datasets.TrumpApproval().take(300), model, metrics.MAE())
+        assert score.get() < 5  # its targets are near 43
+    else:
+        model = compose.Select("empty_server_form_handler", "popup_window", "https") | linear(kind)
+        score = evaluate.progressive_val_score(datasets.Phishing().take(300), model, metrics.Accuracy())
+        assert score.get() > 0.75
+
+
+# --- learning and predicting ----------------------------------------------------------------------
+
+
+def test_rows_one_at_a_time_equal_a_run_over_batches_bit_for_bit():
+    x, y = rows(45)
+    model = linear("regressor")
+    for row, target in zip(x, y, strict=True):
+        model.learn_one(row, target)
+    assert model.n_rows_seen == 40
+    X = np.array([list(row.values()) for row in x], np.float32)
+    tracker = opvi.regressor(3, hidden=(), particles=2)
+    key = jax.random.key(model._number)
+    state, _ = opvi.run(tracker, opvi.stream((X[:40], np.array(y[:40])), 20), key)
+    assert same(model._state, state)
+    model.flush()  # the other five
+    state, _ = opvi.run(tracker, opvi.stream((X[40:], np.array(y[40:])), 20), key, state=state)
+    assert same(model._state, state)
+    assert model.n_rows_seen == 45
+
+
+@pytest.mark.parametrize("kind", ["regressor", "classifier"])
+def test_predictions_do_not_see_what_they_predict(kind):
+    """What is said about a row does not depend on its own target, nor on any after it."""
+    x, y = rows(60)
+    y = y if kind == "regressor" else [value > 0 for value in y]
+    said = []
+    for flipped in (60, 30):
+        model, each = linear(kind), []
+        for place, (row, target) in enumerate(zip(x, y, strict=True)):
+            each.append(model.predict_one(row) if kind == "regressor" else model.predict_proba_one(row).get(True))
+            model.learn_one(row, target if place < flipped else (not target if kind == "classifier" else -target))
+        said.append(each)
+    assert said[0][:31] == said[1][:31]
+    assert said[0][40:] != said[1][40:]
+
+
+def test_a_pickled_model_goes_on_bit_for_bit():
+    x, y = rows(50)
+    model = linear("classifier")
+    for row, target in zip(x[:30], y[:30], strict=True):
+        model.learn_one(row, target > 0)
+    other = pickle.loads(pickle.dumps(model))  # ten rows wait
+    for row, target in zip(x[30:], y[30:], strict=True):
+        assert model.predict_proba_one(row) == other.predict_proba_one(row)
+        model.learn_one(row, target > 0)
+        other.learn_one(row, target > 0)
+    assert same(model._state, other._state)
+
+
+def test_the_first_predictions():
+    assert Regressor().predict_one({"a": 1}) == 0.0
+    assert Classifier().predict_proba_one({"a": 1}) == {}
+    assert Classifier().predict_one({"a": 1}) is None
+    model = linear("regressor")
+    model.learn_one({"a": 1}, 4)
+    model.learn_one({"a": 2}, 6)
+    assert model.predict_one({"a": 1}) == 5
+    assert isinstance(model.predict_one({"a": 1}, with_dist=True), PredictiveDistribution)
+    model = linear("classifier")
+    model.learn_one({"a": 1}, "yes")
+    assert model.predict_proba_one({}) == {"yes": 1.0}
+
+
+def test_a_predictive_distribution():
+    x, y = rows(200)
+    model = linear("regressor")
+    for row, target in zip(x, y, strict=True):
+        model.learn_one(row, target)
+    row = x[0]
+    dist = model.predict_one(row, with_dist=True)
+    assert dist.mu == dist.mode == pytest.approx(model.predict_one(row), rel=1e-5)
+    assert dist.n_samples == 200
+    assert f"μ={dist.mu:.3f}" in repr(dist)
+    grid = np.linspace(dist.mu - 60 * dist.sigma, dist.mu + 60 * dist.sigma, 20001)
+    density = np.array([dist(value) for value in grid])
+    assert np.trapezoid(density, grid) == pytest.approx(1, abs=1e-3)
+    spread = np.sqrt(np.trapezoid(density * (grid - dist.mu) ** 2, grid))
+    assert spread == pytest.approx(dist.sigma, rel=0.02)
+    assert math.log(dist(dist.mu)) == pytest.approx(dist.log_pdf(dist.mu))
+    assert dist.cdf(dist.quantile(0.9)) == pytest.approx(0.9, abs=1e-6)
+    draws = [dist.sample() for _ in range(400)]
+    assert np.mean(draws) == pytest.approx(dist.mu, abs=5 * dist.sigma / np.sqrt(400))
+    with pytest.raises(ValueError, match="`q` is 1"):
+        dist.quantile(1)
+    for change in (dist.update, dist.revert):
+        with pytest.raises(NotImplementedError, match="learn_one"):
+            change(1.0)
+
+
+@pytest.mark.parametrize("frame", [pd.DataFrame, pl.DataFrame])
+def test_many_rows_at_once(frame):
+    x, y = rows(60)
+    labels = ["up" if value > 0 else "down" for value in y]
+    series = pd.Series if frame is pd.DataFrame else pl.Series
+    one, many = linear("classifier"), linear("classifier")
+    for row, target in zip(x, labels, strict=True):
+        one.learn_one(row, target)
+    many.learn_many(frame(x), series(labels))
+    assert same(one._state, many._state)
+    p = many.predict_proba_many(frame(x))
+    assert list(p.columns) == list(many.predict_proba_one(x[0]))
+    assert p["up"][0] == pytest.approx(many.predict_proba_one(x[0])["up"], rel=1e-5)
+    assert list(many.predict_many(frame(x[:9]))) == [one.predict_one(row) for row in x[:9]]
+    regressor = linear("regressor")
+    assert list(regressor.predict_many(frame(x[:2]))) == [0, 0]
+    regressor.learn_many(frame(x), series(y))
+    assert len(regressor.predict_many(frame(x))) == 60
+
+
+# --- features that come and go --------------------------------------------------------------------
+
+
+def test_a_table_of_features():
+    columns = Columns(6)
+    assert columns.meet([{"b": 1, "a": 2.5, "t": "x"}]) == [0, 1]  # by name, whatever the order in the row
+    columns.widen(4)
+    assert columns.row({"a": 3, "t": "x"}) == pytest.approx([3, math.nan, 1, 0], nan_ok=True)
+    assert columns.row({"a": None, "b": True, "t": "new"}) == pytest.approx([math.nan, 1, 0, 0], nan_ok=True)
+    assert columns.row({"a": math.inf, "b": np.float32(2), "z": 4}) == pytest.approx([math.nan, 2, 0, 0], nan_ok=True)
+    columns.meet([dict.fromkeys("cdefgh", 1.0)])
+    assert columns.count == 6  # the rest share
+    assert max(columns.numbers.values()) < 6
+    columns = Columns(100)
+    columns.meet([{"t": f"value {i}"} for i in range(50)])
+    assert columns.count == VALUES
+    columns.widen(VALUES)
+    assert sum(columns.row({"t": "value 49"})) == sum(columns.row({"t": "never seen"})) == 1
+
+
+def test_texts_numbers_and_gaps_are_learnt_from():
+    """y is a text's effect plus a slope: both are found, and a missing number counts as its mean."""
+    rng = np.random.default_rng(0)
+    effect = {"red": 0.0, "green": 5.0, "blue": 10.0}
+    model = linear("regressor")
+    for _ in range(400):
+        colour, number = rng.choice(list(effect)), rng.normal(100)
+        x = {"colour": colour, "number": number} if rng.random() > 0.1 else {"colour": colour}
+        model.learn_one(x, effect[colour] + 2 * (number - 100) + 0.1 * rng.normal())
+    for colour, value in effect.items():
+        assert model.predict_one({"colour": colour, "number": 100.0}) == pytest.approx(value, abs=0.5)
+        assert model.predict_one({"colour": colour}) == pytest.approx(value, abs=0.5)
+    slope = model.predict_one({"colour": "red", "number": 101.0}) - model.predict_one(
+        {"colour": "red", "number": 100.0}
+    )
+    assert slope == pytest.approx(2, abs=0.3)  # the gaps pull it down a little
+
+
+def test_a_feature_that_appears_late_is_learnt_and_what_was_known_stays():
+    x, _ = rows(800)
+    model = linear("regressor")
+    for row in x[:300]:
+        model.learn_one({"a": row["a"]}, 3 * row["a"] + 7)
+    before = model.predict_one({"a": 1.0})
+    assert before == pytest.approx(10, abs=0.3)
+    for row in x[300:340]:
+        model.learn_one({"a": row["a"], "b": row["b"], "c": row["c"]}, 3 * row["a"] + 7)
+    assert model._sizes == (4,)  # room for one more
+    assert model.predict_one({"a": 1.0}) == pytest.approx(10, abs=0.3)
+    for row in x[340:]:
+        model.learn_one(row, 3 * row["a"] + 7 + row["b"] / 50)
+    assert model.predict_one({"a": 1.0, "b": 100.0, "c": 0.0}) == pytest.approx(12, abs=0.5)
+
+
+def test_classes_that_appear_late():
+    x, y = rows(500)
+    model = linear("classifier")
+    for row, value in zip(x[:200], y[:200], strict=True):
+        model.learn_one(row, "up" if value > 0 else "down")
+    model.learn_one(x[200], "far up")  # waits: there is no room for it yet
+    p = model.predict_proba_one(x[0])
+    assert p["far up"] == pytest.approx(1 / 202, rel=0.02)
+    assert sum(p.values()) == pytest.approx(1)
+    for row, value in zip(x[201:], y[201:], strict=True):
+        model.learn_one(row, "far up" if value > 2 else "up" if value > 0 else "down")
+    right = [
+        model.predict_one(row) == ("far up" if value > 2 else "up" if value > 0 else "down")
+        for row, value in zip(x[:200], y[:200], strict=True)
+    ]
+    assert np.mean(right) > 0.8
+
+
+@pytest.mark.parametrize(("hidden", "particles"), [((4,), 2), ((60,), 25)])
+@pytest.mark.usefixtures("_quick_compilation")
+def test_a_widened_regressor_says_the_same(hidden, particles):
+    """With whole covariances, and with a wide network's in blocks."""
+    narrow, wide = (opvi.regressor(f, hidden=hidden, particles=particles) for f in (3, 12))
+    if hidden == (60,):
+        assert (1 + 60 * 14) ** 2 * 4 * particles > MEMORY > (1 + 60 * 5) ** 2 * 4 * particles
+    x, y = rows(40)
+    X = np.array([list(row.values()) for row in x], np.float32)
+    state = narrow.init(KEY)
+    for start in (0, 20):
+        batch = opvi.Batch(
+            (X[start : start + 20], np.array(y[start : start + 20], np.float32)), np.ones(20, np.float32)
+        )
+        state, _ = narrow.step(KEY, state, batch)
+    wider = widened_regressor(state, wide.init(KEY), hidden)
+    assert jax.tree.map(np.shape, wider) == jax.tree.map(np.shape, wide.init(KEY))
+    padded = np.pad(X, ((0, 0), (0, 9)))
+    before, after = narrow.predict(state, X), wide.predict(wider, padded)
+    np.testing.assert_allclose(before.mean(), after.mean(), rtol=1e-4, atol=1e-5)
+    if hidden != (60,):  # blocks drop some correlations, and with them some variance
+        np.testing.assert_allclose(before.sd(), after.sd(), rtol=1e-3)
+
+
+@pytest.mark.parametrize("hidden", [(), (4,)])
+@pytest.mark.usefixtures("_quick_compilation")
+def test_a_widened_classifier_says_the_same(hidden):
+    narrow, wide = (opvi.classifier(f, c, hidden=hidden, particles=2, half_life=1e3) for f, c in ((3, 2), (5, 4)))
+    x, y = rows(40)
+    X = np.array([list(row.values()) for row in x], np.float32)
+    labels = (np.array(y) > 0).astype(np.int32)
+    state = narrow.init(KEY)
+    for start in (0, 20):
+        state, _ = narrow.step(
+            KEY, state, opvi.Batch((X[start : start + 20], labels[start : start + 20]), np.ones(20, np.float32))
+        )
+    wider = widened_classifier(state, wide.init(KEY))
+    assert jax.tree.map(np.shape, wider) == jax.tree.map(np.shape, wide.init(KEY))
+    # The networks' logits of the old classes are the same.
+    padded = np.pad(X, ((0, 0), (0, 2)))
+    for old, new in zip(state.networks, wider.networks, strict=True):
+        z = jax.random.normal(KEY, (6, 3))
+        targets = [opvi.mlp(f, hidden, opvi.categorical(), outputs=c, prior_variance=None) for f, c in ((3, 2), (5, 4))]
+        a = targets[0].predict(targets[0].unravel(old.particles[0]), z).logits
+        b = targets[1].predict(targets[1].unravel(new.particles[0]), np.pad(z, ((0, 0), (0, 2)))).logits
+        np.testing.assert_allclose(a, b[:, :2], rtol=1e-4, atol=1e-5)
+    if not hidden:  # linear filters begin with even odds for a new class, and leave the others' odds as they were
+        p = np.asarray(wide.predict(wider, padded).probabilities())
+        np.testing.assert_allclose((p[:, 1] > p[:, 0]), np.asarray(narrow.predict(state, X).classes()) == 1)
+    # It learns on, and is not led astray.
+    both = (labels + 2 * (X[:, 2] > 0.01)).astype(np.int32)
+    for start in (0, 20):
+        wider, info = wide.step(
+            KEY, wider, opvi.Batch((padded[start : start + 20], both[start : start + 20]), np.ones(20, np.float32))
+        )
+        assert info.finite
+
+
+# --- awkward rows ---------------------------------------------------------------------------------
+
+
+@pytest.mark.usefixtures("_quick_compilation")
+def test_awkward_rows():
+    model = linear("regressor")
+    for y in (math.nan, math.inf, 1e19):
+        with pytest.raises(ValueError, match="`y` is"):
+            model.learn_one({"a": 1}, y)
+    with pytest.raises(ValueError, match="`w` is -1"):
+        model.learn_one({"a": 1}, 1, w=-1)
+    model.learn_one({"a": 1}, 1, w=0)
+    model.flush()
+    assert model.n_rows_seen == 0
+    x, y = rows(20)
+    for row, target in zip(x, y, strict=True):
+        model.learn_one(row, target)
+    nothing = [{}, {"a": None}, {"a": math.nan}, {"a": 1e300}, {"b": -math.inf}]
+    said = {model.predict_one(row) for row in nothing}
+    assert len(said) == 1  # all are rows of means
+    for row in [*nothing, {"a": "text"}, {"d": 2}, {7: np.float32(2), "e": True}]:
+        model.learn_one(row, 1.0)
+        model.flush()
+        assert math.isfinite(model.predict_one(row))
+    assert model.n_rows_seen == 28
+    for label in (None, math.nan):
+        with pytest.raises(ValueError, match="must be a label"):
+            linear("classifier").learn_one({"a": 1}, label)
+
+
+@pytest.mark.parametrize(
+    ("named", "message"),
+    [
+        ({"buffer": 0}, "`buffer` is 0"),
+        ({"buffer": 33}, "`buffer` is 33"),
+        ({"max_features": 0}, "`max_features` is 0"),
+    ],
+)
+def test_settings_out_of_range(named, message):
+    with pytest.raises(ValueError, match=message):
+        Regressor(**named)
+    for wrong in ({"hidden": (0,)}, {"half_life": -1}, {"n_particles": 3}):
+        with pytest.raises(ValueError, match="must be"):
+            Classifier(**wrong)

@@ -1,0 +1,481 @@
+"""The scikit-learn estimators: the library's own checks, bits equal to a bare run, and every kind of awkward input."""
+
+import pickle
+import warnings
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pandas as pd
+import polars as pl
+import pytest
+from scipy import sparse
+from sklearn.base import clone
+from sklearn.exceptions import NotFittedError
+from sklearn.model_selection import GridSearchCV, cross_val_score
+from sklearn.pipeline import make_pipeline
+from sklearn.preprocessing import MinMaxScaler
+from sklearn.utils.estimator_checks import parametrize_with_checks
+
+import opvi
+from opvi.adapters.sklearn import _base as base
+from opvi.tracking._shared import shared_classifier, shared_regressor
+
+FEATURES = 3
+REGRESSOR = {"hidden": (5,), "n_particles": 3, "random_state": 0}
+CLASSIFIER = {"hidden": (5,), "n_particles": 2, "half_life": 2000.0, "random_state": 0}
+
+
+def tracker_of(settings):
+    names = {"n_particles": "particles"}
+    return {names.get(k, k): v for k, v in settings.items() if k != "random_state"}
+
+
+def drawn(rows, seed=0):
+    rng = np.random.default_rng(seed)
+    X = rng.normal(size=(rows, FEATURES)) * [1, 100, 0.01]
+    y = np.sin(2 * X[:, 0]) + X[:, 1] / 100 + 0.1 * rng.normal(size=rows)
+    return X, 50 * y + 7
+
+
+def labelled(rows, seed=0):
+    X, y = drawn(rows, seed)
+    return X, np.array(["low", "middle", "top"])[np.digitize(y, [-30, 40])]
+
+
+def same(one, other):
+    return all(np.array_equal(a, b) for a, b in zip(jax.tree.leaves(one), jax.tree.leaves(other), strict=True))
+
+
+@pytest.fixture(scope="module")
+def regression():
+    X, y = drawn(450)
+    return opvi.OPVIRegressor(**REGRESSOR, shuffle=False).fit(X[:400], y[:400]), X[400:], y[400:]
+
+
+@pytest.fixture(scope="module")
+def classification():
+    X, y = labelled(450)
+    return opvi.OPVIClassifier(**CLASSIFIER, shuffle=False).fit(X[:400], y[:400]), X[400:], y[400:]
+
+
+# --- scikit-learn's own checks ------------------------------------------------------------------
+
+NOT_BATCHES = (
+    "a row of weight 2 takes one place in a batch of 20 rows and two equal rows take two, so the batches after them "
+    "are cut elsewhere, and an online learner depends on its batches (rows of weight 0 are left out exactly)"
+)
+EXPECTED = {
+    "check_sample_weight_equivalence_on_dense_data": NOT_BATCHES,
+    "check_sample_weight_equivalence_on_sparse_data": NOT_BATCHES,
+}
+
+
+@parametrize_with_checks(
+    [
+        # Linear models: networks take twice as long to compile for each of a dozen shapes, and pass as well.
+        opvi.OPVIRegressor(hidden=(), n_particles=2, random_state=0),
+        opvi.OPVIClassifier(hidden=(), random_state=0),
+    ],
+    expected_failed_checks=lambda estimator: EXPECTED,
+)
+def test_conventions_of_scikit_learn(estimator, check):
+    check(estimator)
+
+
+# --- the same bits as a bare run ------------------------------------------------------------------
+
+
+def test_twenty_calls_equal_one_run_bit_for_bit():
+    X, y = drawn(400)
+    model = opvi.OPVIRegressor(**REGRESSOR)
+    for start in range(0, 400, 20):
+        model.partial_fit(X[start : start + 20], y[start : start + 20])
+    tracker = opvi.regressor(FEATURES, **tracker_of(REGRESSOR))
+    state, _ = opvi.run(tracker, opvi.stream((X, y), 20), 0)
+    assert same(model.state_, state)
+    assert model.n_rows_seen_ == 400
+    np.testing.assert_array_equal(model.predict(X[:16]), tracker.predict(state, X[:16]).mean())
+
+
+def test_twenty_calls_of_the_classifier_equal_one_run_bit_for_bit():
+    X, y = labelled(400)
+    model = opvi.OPVIClassifier(**CLASSIFIER)
+    for start in range(0, 400, 20):
+        model.partial_fit(X[start : start + 20], y[start : start + 20], classes=["low", "middle", "top"])
+    tracker = opvi.classifier(FEATURES, 3, **tracker_of(CLASSIFIER))
+    numbers = np.searchsorted(["low", "middle", "top"], y)
+    state, _ = opvi.run(tracker, opvi.stream((X, numbers), 20), 0)
+    assert same(model.state_, state)
+
+
+def test_one_large_call_equals_many_small_ones_and_a_ragged_end_is_the_streams(regression):
+    model, *_ = regression
+    X, y = drawn(450)
+    other = opvi.OPVIRegressor(**REGRESSOR).partial_fit(X[:400], y[:400])
+    assert same(model.state_, other.state_)
+    other.partial_fit(X[400:433], y[400:433])  # 20 + 13 rows
+    state, _ = opvi.run(other.tracker_, opvi.stream((X[:433], y[:433]), 20), 0)
+    assert same(other.state_, state)
+
+
+@pytest.mark.parametrize("kind", ["regression", "classification"])
+def test_a_pickled_estimator_goes_on_bit_for_bit(kind, request):
+    model, X, y = request.getfixturevalue(kind)
+    there = pickle.loads(pickle.dumps(model))
+    here = pickle.loads(pickle.dumps(model))
+    assert same(there.partial_fit(X[:20], y[:20]).state_, here.partial_fit(X[:20], y[:20]).state_)
+    assert same(there.predict(X), here.predict(X))
+    assert not same(there.state_, model.state_)
+
+
+def test_ragged_calls_compile_logarithmically_often():
+    assert {base.few_sizes(rows, 20) for rows in range(1, 21)} == {1, 2, 4, 8, 16, 20}
+    X, y = drawn(120)
+    model = opvi.OPVIRegressor(**{**REGRESSOR, "hidden": ()})
+    for rows in (1, 3, 4, 20, 21, 39):
+        model.partial_fit(X[:rows], y[:rows])
+        model.predict(X[:rows])
+    model.predict(np.tile(X, (20, 1)))  # 2,400 rows, in pieces
+    assert model.tracker_.step._cache_size() == 3  # 1, 4 and 20 rows
+    program = base._program(shared_regressor, model._sizes, model._named, opvi.adapters.sklearn._regressor._summary)
+    assert program._cache_size() == 4  # 1, 4, 64 and 1,024 rows
+    assert model.n_rows_seen_ == int(model.state_.rows) == 88
+
+
+def test_clones_share_their_programs(regression):
+    model, X, y = regression
+    before = shared_regressor.cache_info().misses
+    copies = [clone(model).fit(X, y) for _ in range(3)]
+    assert shared_regressor.cache_info().misses == before
+    assert copies[0].tracker_.step is model.tracker_.step
+
+
+# --- what predictions say -------------------------------------------------------------------------
+
+
+def test_a_regression_and_its_uncertainty(regression):
+    model, X, y = regression
+    mean, sd = model.predict(X, return_std=True)
+    assert mean.shape == sd.shape == (50,)
+    assert model.score(X, y) > 0.8
+    predictive = model.tracker_.predict(model.state_, X)
+    np.testing.assert_allclose(mean, predictive.mean(), rtol=1e-4, atol=1e-3)
+    np.testing.assert_allclose(sd, predictive.sd(), rtol=1e-3)
+    parts = model.decompose(X)
+    np.testing.assert_allclose(np.sqrt(parts.epistemic + parts.aleatoric), sd, rtol=1e-5)
+    assert (parts.epistemic > 0).all()
+    assert (parts.aleatoric > 0).all()
+    density = model.log_predictive_density(X, y)
+    np.testing.assert_allclose(density, predictive.log_density(jnp.asarray(y, jnp.float32)), rtol=1e-3, atol=1e-3)
+    assert model.log_predictive_density(X[:1], [1e6]) > -300  # heavy tails: of a normal distribution it is -1e8
+
+
+def test_quantiles_intervals_and_draws_agree(regression):
+    model, X, _ = regression
+    with pytest.raises(ValueError, match="`n_samples` is -1"):
+        model.sample_y(X, -1)
+    quantiles = model.predict_quantiles(X, [0.05, 0.5, 0.95])
+    assert quantiles.shape == (50, 3)
+    assert (np.diff(quantiles) > 0).all()
+    low, high = model.predict_interval(X, 0.9)
+    np.testing.assert_allclose(np.stack([low, high], 1), quantiles[:, [0, 2]], rtol=1e-5)
+    draws = model.sample_y(X, 2000, random_state=1)
+    assert draws.shape == (50, 2000)
+    # The share of draws below a 5 % quantile: 5 standard errors of 2,000 draws.
+    assert (draws < low[:, None]).mean(1) == pytest.approx(np.full(50, 0.05), abs=5 * np.sqrt(0.05 * 0.95 / 2000))
+    np.testing.assert_array_equal(draws, model.sample_y(X, 2000, random_state=1))
+
+
+def test_a_classification_and_its_uncertainty(classification):
+    model, X, y = classification
+    p = model.predict_proba(X)
+    assert list(model.classes_) == ["low", "middle", "top"]
+    np.testing.assert_allclose(p.sum(1), 1, rtol=1e-12)
+    np.testing.assert_allclose(np.exp(model.predict_log_proba(X)), p)
+    assert (model.predict(X) == model.classes_[p.argmax(1)]).all()
+    assert model.score(X, y) > 0.6  # of three classes, after 400 rows
+    density = model.log_predictive_density(X, y)
+    np.testing.assert_allclose(density, np.log(p[np.arange(50), np.searchsorted(model.classes_, y)]))
+    parts = model.decompose(X)
+    entropy = -(p * np.log(p)).sum(1)
+    np.testing.assert_allclose(parts.epistemic + parts.aleatoric, entropy, rtol=1e-3, atol=1e-4)
+    draws = model.sample_y(X, 2000)
+    share = (draws == "middle").mean(1)
+    assert share == pytest.approx(p[:, 1], abs=5 * np.sqrt(0.25 / 2000))
+
+
+def test_the_posterior_has_names(regression, classification):
+    model, *_ = regression
+    shapes = {name: a.shape for name, a in model.posterior_.items()}
+    assert shapes == {"weights_1": (3, 3, 5), "bias_1": (3, 5), "weights_2": (3, 5, 1), "bias_2": (3, 1)}
+    total = sum(a[0].size for a in model.posterior_.values())
+    assert total == model.state_.particles.shape[1]
+    model, X, _ = classification
+    assert model.posterior_["relu.weights_1"].shape == (1, 3, 5)
+    assert model.posterior_["linear.bias_1"].shape == (1, 3)
+    # They are the parameters: the network's logits, by hand.
+    named, state = model.posterior_, model.state_
+    scale = np.sqrt(state.moments.square / state.moments.seen)
+    z = np.clip((X - np.asarray(state.moments.mean)) / np.asarray(scale), -2.5, 2.5)
+    by_hand = np.tanh(z @ named["tanh.weights_1"][0] + named["tanh.bias_1"][0]) @ named["tanh.weights_2"][0]
+    by_hand = by_hand + named["tanh.bias_2"][0]
+    target = opvi.mlp(3, (5,), opvi.categorical(), outputs=3, activation=jnp.tanh, prior_variance=None)
+    tanh = target.predict(target.unravel(state.networks[1].particles[0]), jnp.asarray(z, jnp.float32))
+    np.testing.assert_allclose(by_hand, tanh.logits, rtol=1e-4, atol=1e-4)
+
+
+# --- learning -------------------------------------------------------------------------------------
+
+
+def test_rows_of_weight_0_are_not_there(regression):
+    model, *_ = regression
+    X, y = drawn(450)
+    weight = np.ones(450)
+    weight[::9] = 0
+    some = clone(model).fit(X, y, sample_weight=weight)
+    assert same(some.state_, clone(model).fit(X[weight > 0], y[weight > 0]).state_)
+    assert some.n_rows_seen_ == 400
+    heavy = clone(model).fit(X[:400], y[:400], sample_weight=np.full(400, 5.0))
+    assert not same(heavy.state_, model.state_)
+    with pytest.raises(ValueError, match="negative"):
+        clone(model).fit(X, y, sample_weight=-weight)
+
+
+@pytest.mark.parametrize("kind", ["regression", "classification"])
+def test_learning_again_teaches_the_parameters_only(kind, request):
+    """Errors on rows learnt before are too small: neither calibration nor scale nor counts may hear of them."""
+    model, *_ = request.getfixturevalue(kind)
+    X, y = drawn(20, seed=5)
+    y = y.astype(np.float32) if kind == "regression" else (y > 0).astype(np.int32)
+    batch = opvi.Batch((X.astype(np.float32), y), np.ones(20, np.float32))
+    again = model.tracker_.relearn(jax.random.key(0), model.state_, batch)
+    assert not same(again.particles, model.state_.particles)
+    moved = {"particles", "past", "networks", "linear"}
+    for name, old, new in zip(again._fields, model.state_, again, strict=True):
+        assert name in moved or same(old, new), name
+    poisoned = batch._replace(data=(batch.data[0] * np.float32(np.nan), y))
+    assert same(model.tracker_.relearn(jax.random.key(0), model.state_, poisoned), model.state_)
+
+
+def test_several_passes_fit_better_and_count_rows_once(regression):
+    model, *_ = regression
+    X, y = (rows[:400] for rows in drawn(450))
+    passes = clone(model).set_params(n_epochs=3).fit(X, y)
+    assert passes.n_rows_seen_ == int(passes.state_.rows) == 400
+    assert passes.score(X, y) > model.score(X, y)
+    assert same(passes.state_.calibration, model.state_.calibration)
+
+
+def test_remembered_rows_are_a_uniform_sample_and_teach_again():
+    X, y = drawn(1200)
+    model = opvi.OPVIRegressor(**REGRESSOR, memory_rows=40, shuffle=False).fit(X, y)
+    state = model.state_
+    kept = np.flatnonzero(np.isin(X[:, 0].astype(np.float32), np.asarray(state.x[:, 0])))
+    assert len(kept) == 40
+    # The mean place of 40 rows drawn from 1,200: 5 standard errors.
+    assert kept.mean() == pytest.approx(600, abs=5 * 1200 / np.sqrt(12 * 40))
+    assert int(state.rows) == model.n_rows_seen_ == 1200
+    assert model.score(X, y) > 0.8
+    labels = (y > 0).astype(int)
+    assert opvi.OPVIClassifier(hidden=(), memory_rows=20, random_state=0).fit(X, labels).score(X, labels) > 0.6
+
+
+def test_linear_models():
+    """Without hidden layers: a line's slope, within 5 standard errors of least squares; a line between two classes."""
+    X, _ = drawn(600)
+    y = 3 * X[:, 0] - X[:, 1] / 50 + 0.1 * np.random.default_rng(1).normal(size=600)
+    model = opvi.OPVIRegressor(**{**REGRESSOR, "hidden": ()}).fit(X, y)
+    assert model.score(X, y) > 0.99
+    origin, step = np.zeros((1, 3)), np.array([[1.0, 0, 0]])
+    slope = model.predict(step)[0] - model.predict(origin)[0]
+    assert slope == pytest.approx(3, abs=5 * 0.1 / np.sqrt(600) + 0.02)  # and the forgetting of old rows
+    assert model.posterior_["weights_1"].shape == (3, 3, 1)
+    labels = (y > 0).astype(int)
+    model = opvi.OPVIClassifier(hidden=(), random_state=0).fit(X, labels)
+    assert model.score(X, labels) > 0.95
+    assert set(model.posterior_) == {"linear.weights_1", "linear.bias_1"}
+    assert "linear" in str(model.tracker_)
+
+
+# --- in the company of others ---------------------------------------------------------------------
+
+
+def test_pipelines_and_searches():
+    X, y = drawn(120)
+    model = make_pipeline(MinMaxScaler(), opvi.OPVIRegressor(**REGRESSOR))
+    assert len(cross_val_score(model, X, y, cv=2)) == 2
+    search = GridSearchCV(opvi.OPVIRegressor(**REGRESSOR), {"n_particles": [3, np.int64(3)]}, cv=2).fit(X, y)
+    assert search.best_estimator_.n_rows_seen_ == 120
+
+
+def test_frames_and_sparse_matrices_give_the_same_as_arrays(regression):
+    model, X, _ = regression
+    rows, y = drawn(60)
+    frame = pd.DataFrame(rows, columns=["a", "b", "c"])
+    plain = clone(model).fit(rows, y)
+    named = clone(model).fit(frame, pd.Series(y))
+    assert list(named.feature_names_in_) == ["a", "b", "c"]
+    polar = clone(model).fit(pl.DataFrame(frame.to_dict("list")), pl.Series(y))
+    assert list(polar.feature_names_in_) == ["a", "b", "c"]
+    thin = clone(model).fit(sparse.csr_matrix(rows), y)
+    assert same(plain.state_, named.state_)
+    assert same(plain.state_, polar.state_)
+    assert same(plain.state_, thin.state_)
+    np.testing.assert_array_equal(plain.predict(X), thin.predict(sparse.csr_array(X)))
+    with pytest.raises(ValueError, match="Feature names must be in the same order"):
+        named.predict(frame[["b", "a", "c"]])
+    with pytest.raises(ValueError, match="feature names should match"):
+        named.partial_fit(frame.rename(columns={"a": "z"}), y)
+    with pytest.warns(UserWarning, match="valid feature names"):
+        named.predict(rows)
+
+
+def test_a_large_sparse_matrix_warns(regression, monkeypatch):
+    model, X, _ = regression
+    monkeypatch.setattr(base, "DENSE_WARNING", 100)
+    with pytest.warns(UserWarning, match="made dense 20 rows at a time"):
+        model.predict(sparse.csr_matrix(X))
+
+
+# --- awkward data ---------------------------------------------------------------------------------
+
+
+def test_before_learning():
+    X, y = drawn(5)
+    for model in (opvi.OPVIRegressor(), opvi.OPVIClassifier()):
+        for call in (model.predict, model.decompose, lambda X, m=model: m.log_predictive_density(X, y)):
+            with pytest.raises(NotFittedError):
+                call(X)
+        with pytest.raises(NotFittedError):
+            _ = model.posterior_
+    with pytest.raises(ValueError, match="classes must be passed on the first call"):
+        opvi.OPVIClassifier().partial_fit(X, y > 0)
+
+
+@pytest.mark.parametrize(
+    ("spoil", "message"),
+    [
+        (np.nan, "contains NaN"),
+        (np.inf, "contains infinity"),
+        (1e300, "beyond 1e\\+18"),
+        (1e19, "beyond 1e\\+18"),
+    ],
+)
+def test_numbers_that_are_none(regression, spoil, message):
+    model, X, y = regression
+    bad = X.copy()
+    bad[3, 1] = spoil
+    for call in (lambda: model.partial_fit(bad, y), lambda: model.predict(bad), lambda: clone(model).fit(bad, y)):
+        with pytest.raises(ValueError, match=message):
+            call()
+    wrong = y.copy()
+    wrong[0] = spoil
+    with pytest.raises(ValueError, match=message):
+        model.partial_fit(X, wrong)
+
+
+def test_wrong_shapes(regression):
+    model, X, y = regression
+    with pytest.raises(ValueError, match="X has 2 features, but OPVIRegressor is expecting 3"):
+        model.predict(X[:, :2])
+    with pytest.raises(ValueError, match="X has 2 features"):
+        model.partial_fit(X[:, :2], y)
+    with pytest.raises(ValueError, match="inconsistent numbers of samples"):
+        model.partial_fit(X, y[:-1])
+    with pytest.raises(ValueError, match="inconsistent numbers of samples"):
+        model.log_predictive_density(X, y[:-1])
+    with pytest.raises(ValueError, match="y contains NaN"):
+        model.log_predictive_density(X[:1], [np.nan])
+    with pytest.raises(ValueError, match="0 sample"):
+        model.partial_fit(X[:0], y[:0])
+    with pytest.raises(ValueError, match="levels must lie"):
+        model.predict_quantiles(X, [0, 0.5])
+    with pytest.raises(ValueError, match="`coverage` is 1"):
+        model.predict_interval(X, 1)
+
+
+def test_a_constant_target_and_a_constant_column():
+    X, _ = drawn(60)
+    model = opvi.OPVIRegressor(**REGRESSOR).fit(X, np.full(60, 4.0))
+    mean, sd = model.predict(X, return_std=True)
+    assert mean == pytest.approx(4, abs=0.1)
+    assert (sd < 0.2).all()
+    X[:, 1] = 1e6
+    assert np.isfinite(opvi.OPVIRegressor(**REGRESSOR).fit(X, X[:, 0]).predict(X)).all()
+
+
+def test_one_class_only_and_classes_never_named(classification):
+    X, _ = drawn(40)
+    model = opvi.OPVIClassifier(hidden=(), random_state=0).fit(X, ["only"] * 40)
+    assert (model.predict(X) == "only").all()
+    np.testing.assert_array_equal(model.predict_proba(X), np.ones((40, 1)))
+    model, X, y = classification
+    with pytest.raises(ValueError, match="y holds \\['other'\\], but the classes named at first"):
+        model.partial_fit(X[:2], np.array(["low", "other"]))
+    with pytest.raises(ValueError, match="y holds"):
+        model.partial_fit(X[:2], np.array([0, 1]))
+    with pytest.raises(ValueError, match="the first call to partial_fit named"):
+        model.partial_fit(X, y, classes=["low", "other"])
+    with pytest.raises(ValueError, match="Unknown label type"):
+        opvi.OPVIClassifier().fit(X, X[:, 0])
+    fresh = opvi.OPVIClassifier(**CLASSIFIER)
+    for wrong in ([], ["low"]):
+        with pytest.raises(ValueError, match="first call"):
+            fresh.partial_fit(X, y, classes=wrong)
+    assert not hasattr(fresh, "state_")  # nothing has begun
+    with pytest.raises(ValueError, match="could not convert string to float"):
+        opvi.OPVIRegressor(**REGRESSOR).fit(X, y)
+
+
+@pytest.mark.parametrize(
+    ("named", "message"),
+    [
+        ({"hidden": (0,)}, "`hidden` is \\(0,\\)"),
+        ({"hidden": 5}, "`hidden` is 5"),
+        ({"n_particles": 0}, "`n_particles` is 0"),
+        ({"half_life": -1}, "`half_life` is -1"),
+        ({"memory_rows": -1}, "`memory_rows` is -1"),
+        ({"n_epochs": 0}, "`n_epochs` is 0"),
+        ({"warm_up": -1}, "`warm_up` is -1"),
+    ],
+)
+def test_settings_out_of_range(named, message):
+    X, y = drawn(5)
+    with pytest.raises(ValueError, match=message):
+        opvi.OPVIRegressor(**{**REGRESSOR, **named}).fit(X, y)
+
+
+def test_settings_changed_after_fitting_wait_for_the_next_fit(regression):
+    model, X, y = regression
+    model = pickle.loads(pickle.dumps(model)).set_params(hidden=())
+    model.partial_fit(X[:20], y[:20])
+    assert model.state_.particles.shape == (3, 26)
+    assert model.fit(X, y).state_.particles.shape == (3, 4)
+
+
+def test_seeds(regression):
+    model, X, y = regression
+    for seed in (None, np.random.RandomState(1), np.int64(4)):
+        assert np.isfinite(clone(model).set_params(random_state=seed).fit(X, y).predict(X)).all()
+    shuffled = [clone(model).set_params(shuffle=True, random_state=s).fit(X, y).predict(X) for s in (1, 1, 2)]
+    np.testing.assert_array_equal(shuffled[0], shuffled[1])
+    assert not np.array_equal(shuffled[0], shuffled[2])
+
+
+def test_an_update_that_was_refused_warns(regression):
+    model, X, y = regression
+    with pytest.warns(RuntimeWarning, match="an update was not finite"):
+        base._all_finite([np.True_, np.False_])
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        pickle.loads(pickle.dumps(model)).partial_fit(X[:20] * 1e12, y[:20])
+
+
+def test_trackers_are_shared_by_their_settings():
+    named = {"hidden": (5,), "particles": 2, "half_life": 2000.0, "memory_rows": 0}
+    assert shared_classifier(3, 3, **named) is shared_classifier(3, 3, **named)
+    assert "opvi.adapters.sklearn" in str(opvi.OPVIClassifier)
+    assert "OPVIClassifier" in dir(opvi)
+    with pytest.raises(AttributeError, match="has no attribute 'OPVICluster'"):
+        _ = opvi.OPVICluster

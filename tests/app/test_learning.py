@@ -1,0 +1,490 @@
+"""`opvi learn`, `predict` and `report`: nothing is lost, whatever happens to the process, its disk or its rows."""
+
+import errno
+import json
+import os
+import pickle
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import jax
+import numpy as np
+import pyarrow.parquet
+import pytest
+
+from benchmarks import kills
+from opvi.app import cli
+from opvi.app.learn import RunDirectory, RunError, Settings, Stopped
+from opvi.app.learn import _learner as learner
+from opvi.app.learn import _scores as scores
+from opvi.app.learn._learner import Stop
+from opvi.app.learn._predicting import learnt
+from opvi.app.learn._sample import ROWS, keep
+from opvi.app.learn._sample import start as no_sample
+from opvi.app.learn._starting import Asked, ready
+from opvi.running import _checkpoint as checkpoint
+from opvi.running import _saving as saving
+
+SMALL = Settings(hidden=(), particles=4, warm_up=100)
+ROUNDS = 4  # batches a chunk, so that a small table has many
+OPTIONS = ["--target", "y", "--hidden", "none", "--particles", "4"]
+
+
+@pytest.fixture(autouse=True)
+def _short_chunks(monkeypatch):
+    monkeypatch.setattr(learner, "ROUNDS", ROUNDS)
+
+
+@pytest.fixture(scope="module")
+def table(tmp_path_factory):
+    """1,500 rows, one of them broken, with gaps and a text."""
+    path = tmp_path_factory.mktemp("table") / "table.csv"
+    kills.write_table(path, 1500)
+    return path
+
+
+def learn(path, folder, stop=None, show=lambda learner, share: None, **asked):
+    """A run in this process; gives the learner."""
+    asked = Asked(str(path) if path else None, **{"target": "y", "settings": SMALL, "resume": True, **asked})
+    run, stop = RunDirectory(folder), stop or Stop()
+    with run.checkpoints as kept:
+        made = ready(run, kept, asked, stop)
+        with made.source:
+            made.learner.learn(made.source, made.first, stop, show)
+    made.learner.messages = made.messages
+    return made.learner
+
+
+def stopping_after(chunks):
+    """A signal that comes after so many chunks."""
+    stop = Stop()
+    left = [chunks]
+
+    def show(learner, share):
+        left[0] -= 1
+        if left[0] == 0:
+            stop.asked = "SIGTERM"
+
+    return {"stop": stop, "show": show}
+
+
+@pytest.fixture(scope="module")
+def whole(table, tmp_path_factory):
+    """A run that nobody touched."""
+    folder = tmp_path_factory.mktemp("whole") / "run"
+    patch = pytest.MonkeyPatch()
+    patch.setattr(learner, "ROUNDS", ROUNDS)
+    learn(table, folder)
+    patch.undo()
+    return folder
+
+
+def same(table, a, b):
+    return kills.same(kills.result(table, a), kills.result(table, b))
+
+
+# --- the same bits, whatever happens ------------------------------------------------------------
+
+
+def test_a_run_stopped_again_and_again_ends_with_the_same_bits(table, whole, tmp_path):
+    for chunks in (1, 5, 2, 3):
+        with pytest.raises(Stopped):
+            learn(table, tmp_path / "run", **stopping_after(chunks))
+    assert 0 < learnt(RunDirectory(tmp_path / "run")).tree["state"].rows < 1499
+    done = learn(None, tmp_path / "run")
+    assert done.finished
+    assert done.rows == 1499
+    assert same(table, whole, tmp_path / "run")
+    again = learn(None, tmp_path / "run")  # nothing is left to learn
+    assert again.rows == 1499
+
+
+def test_kills_lose_nothing(tmp_path):
+    """SIGKILL at random moments; `python -m benchmarks.kills` is the long form."""
+    kills.write_table(tmp_path / "table.csv", 40_000)
+    found = kills.trial(tmp_path / "table.csv", tmp_path, 5, OPTIONS[2:], within=0.05)
+    assert found == {"kills": 5, "same_bits": True}
+
+
+def test_a_damaged_checkpoint_falls_back_to_the_one_before(table, whole, tmp_path, monkeypatch):
+    monkeypatch.setattr(saving, "LARGEST_SHARE", np.inf)  # save after every chunk
+    with pytest.raises(Stopped):
+        learn(table, tmp_path / "run", save_every=0.0, **stopping_after(9))
+    files = sorted((tmp_path / "run" / "checkpoints").glob("*.opvi"))
+    assert len(files) == 3
+    data = bytearray(files[-1].read_bytes())
+    data[len(data) // 2] ^= 1
+    files[-1].write_bytes(data)
+    files[-2].write_bytes(files[-2].read_bytes()[:-5])
+    done = learn(table, tmp_path / "run")
+    assert sum("damaged" in message for message in done.messages) == 2
+    assert any("after row" in message for message in done.messages)
+    assert same(table, whole, tmp_path / "run")
+
+
+def test_without_a_good_checkpoint_it_begins_again(table, whole, tmp_path):
+    with pytest.raises(Stopped):
+        learn(table, tmp_path / "run", **stopping_after(2))
+    for path in (tmp_path / "run" / "checkpoints").glob("*.opvi"):
+        path.write_bytes(b"")
+    done = learn(table, tmp_path / "run")
+    assert any("beginning again" in message for message in done.messages)
+    assert same(table, whole, tmp_path / "run")
+
+
+@pytest.mark.parametrize("where", ["checkpoint", "rejected"])
+def test_a_full_disk_loses_nothing(where, table, whole, tmp_path, monkeypatch):
+    full = OSError(errno.ENOSPC, "No space left on device")
+    write = {"checkpoint": checkpoint.os.fsync, "rejected": learner.os.write}[where]
+    if where == "checkpoint":
+        with pytest.raises(Stopped):
+            learn(table, tmp_path / "run", **stopping_after(3))
+    before = sorted(p.read_bytes() for p in (tmp_path / "run" / "checkpoints").glob("*.opvi"))
+    count = [0]
+
+    def fails(*args):
+        count[0] += 1
+        if count[0] > (1 if where == "rejected" else 2):  # the first one is the lock's
+            raise full
+        return write(*args)
+
+    name = {"checkpoint": "fsync", "rejected": "write"}[where]
+    with monkeypatch.context() as patch:
+        patch.setattr(os, name, fails)
+        with pytest.raises(RunError, match="No space left"):
+            learn(table, tmp_path / "run", save_every=0.0)
+    after = sorted(p.read_bytes() for p in (tmp_path / "run" / "checkpoints").glob("*.opvi"))
+    assert set(before) <= set(after)
+    assert not list((tmp_path / "run" / "checkpoints").glob("*.part"))
+    learn(table, tmp_path / "run")
+    assert same(table, whole, tmp_path / "run")
+
+
+def test_a_signal_while_waiting_for_rows_ends_the_wait(tmp_path):
+    """A pipe that stays silent after some rows; SIGTERM; then the rest, in another process."""
+    kills.write_table(tmp_path / "table.csv", 300)
+    lines = (tmp_path / "table.csv").read_text().splitlines(keepends=True)
+    command = [sys.executable, "-m", "opvi.app.cli", "learn", "-", "--run", str(tmp_path / "run"), *OPTIONS, "--resume"]
+    process = subprocess.Popen(
+        [*command, "--first-rows", "50"],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    process.stdin.writelines(lines[:206])
+    process.stdin.flush()
+    while not (tmp_path / "run" / "run.json").exists() and process.poll() is None:
+        time.sleep(0.05)
+    time.sleep(0.5)
+    process.send_signal(signal.SIGTERM)
+    _, told = process.communicate(timeout=120)
+    assert process.returncode == 143
+    assert "Stopped by SIGTERM" in told
+    assert f"opvi learn - --run {tmp_path / 'run'} --resume --target y" in told
+    tree = learnt(RunDirectory(tmp_path / "run")).tree
+    waiting = len(tree["waiting"]["y"])
+    assert int(tree["state"].rows) + waiting == 205  # not one row of the pipe is lost
+    rest = subprocess.run(command, input="".join(lines[:1] + lines[206:]), capture_output=True, text=True, check=True)
+    assert "taken as new ones" in rest.stderr
+    assert int(learnt(RunDirectory(tmp_path / "run")).tree["state"].rows) == 300
+
+
+# --- the folder ---------------------------------------------------------------------------------
+
+
+def test_two_writers_are_refused(table, tmp_path, capsys):
+    with RunDirectory(tmp_path / "run").checkpoints:
+        assert cli.main(["learn", str(table), "--run", str(tmp_path / "run"), *OPTIONS]) == 1
+    assert f"process {os.getpid()}" in capsys.readouterr().err
+
+
+def test_a_run_is_not_begun_twice_by_accident(table, whole, capsys):
+    assert cli.main(["learn", str(table), "--run", str(whole), *OPTIONS]) == 1
+    assert "--resume" in capsys.readouterr().err
+
+
+class Bomb:
+    def __reduce__(self):
+        return (Path.write_text, (Path("owned"), "x"))
+
+
+def test_a_pickle_named_like_a_checkpoint_is_refused_unread(whole, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    shutil.copytree(whole, "run")
+    for path in Path("run/checkpoints").glob("*.opvi"):
+        path.write_bytes(pickle.dumps(Bomb()))
+    assert cli.main(["report", "run"]) == 1
+    assert "no opvi checkpoint" in capsys.readouterr().err
+    assert not Path("owned").exists()
+
+
+def test_paths_of_a_run_stay_inside_it(table, whole, tmp_path, capsys):
+    secret = tmp_path / "secret"
+    secret.write_text("mine")
+    folder = tmp_path / "run"
+    shutil.copytree(whole, folder)
+    (folder / "rejected.jsonl").unlink()
+    (folder / "rejected.jsonl").symlink_to(secret)
+    assert cli.main(["learn", str(table), "--run", str(folder), "--resume"]) == 1
+    assert secret.read_text() == "mine"
+    assert "is a link" in capsys.readouterr().err
+    shutil.rmtree(folder / "checkpoints")
+    (folder / "checkpoints").symlink_to(whole / "checkpoints")
+    assert cli.main(["report", str(folder)]) == 1
+    assert "is a link" in capsys.readouterr().err
+
+
+def test_versions(whole, tmp_path, capsys):
+    folder = tmp_path / "run"
+    shutil.copytree(whole, folder)
+    about = json.loads((folder / "run.json").read_text())
+    for content, words in (
+        ({**about, "format": 99}, "newer"),
+        ({"format": 1}, "damaged"),
+        ([], "damaged"),
+        (None, "holds no run"),
+    ):
+        (folder / "run.json").write_text(json.dumps(content)) if content is not None else (folder / "run.json").unlink()
+        assert cli.main(["predict", str(folder), "x.csv"]) == 1
+        assert words in capsys.readouterr().err
+
+
+def test_a_checkpoint_of_another_run_is_refused(whole, tmp_path, table):
+    shutil.copytree(whole, tmp_path / "run")
+    about = json.loads((tmp_path / "run" / "run.json").read_text())
+    other = {**about, "settings": {**about["settings"], "particles": 6}}
+    renamed = json.loads(json.dumps(about).replace('"name": "a"', '"name": "z"'))
+    for content in (other, renamed):
+        (tmp_path / "run" / "run.json").write_text(json.dumps(content))
+        with pytest.raises(RunError, match="describes other columns or another model"):
+            learn(table, tmp_path / "run")
+        with pytest.raises(RunError, match="describes other columns or another model"):
+            learnt(RunDirectory(tmp_path / "run"))
+    (tmp_path / "run" / "run.json").unlink()
+    with pytest.raises(RunError, match="no run.json"):
+        learn(table, tmp_path / "run", resume=False)
+
+
+# --- sources ------------------------------------------------------------------------------------
+
+
+def test_rows_added_to_the_file_are_learnt_and_other_files_too(table, tmp_path):
+    lines = table.read_text().splitlines(keepends=True)
+    grown, other = tmp_path / "grown.csv", tmp_path / "other.csv"
+    grown.write_text("".join(lines[:401]))
+    assert learn(grown, tmp_path / "run", first_rows=300).rows == 400
+    grown.write_text("".join(lines[:501]))
+    assert learn(grown, tmp_path / "run").rows == 500
+    other.write_text("".join([lines[0], *lines[601:651]]))
+    assert learn(other, tmp_path / "run").rows == 550
+    assert learn(grown, tmp_path / "run").rows == 550  # known, and learnt to its end
+    other.write_text("".join([lines[0], *lines[701:751]]))
+    assert learn(other, tmp_path / "run", show=lambda *_: None).rows == 600  # another file, under an old name
+    other.write_text("".join([lines[0], *lines[801:851]]))
+    with pytest.raises(RunError, match="begins differently"):
+        learn(other, tmp_path / "run")
+
+
+def test_a_pipe_may_be_played_again(table, tmp_path, monkeypatch):
+    lines = table.read_text().splitlines(keepends=True)
+    for count, replayed, rows in ((241, False, 240), (501, True, 500)):
+        read, write = os.pipe()
+        os.write(write, "".join(lines[:count]).encode())  # less than a pipe holds
+        os.close(write)
+        with monkeypatch.context() as patch, os.fdopen(read) as pipe:
+            patch.setattr(sys, "stdin", pipe)
+            assert learn("-", tmp_path / "run", first_rows=100, replayed=replayed).rows == rows
+
+
+def test_strict_stops_at_the_first_bad_row_and_loses_none(table, whole, tmp_path):
+    with pytest.raises(RunError, match="row 1,008 of .* 'broken' is not a number"):
+        learn(table, tmp_path / "run", strict=True)
+    assert not (tmp_path / "run" / "rejected.jsonl").read_bytes()
+    learn(table, tmp_path / "run")
+    assert same(table, whole, tmp_path / "run")
+
+
+# --- figures ------------------------------------------------------------------------------------
+
+
+def test_the_figures_are_those_of_predicting_each_batch_before_learning_it(table, tmp_path):
+    seen = []
+
+    def show(learner, share):
+        seen.append(learner.rows)
+
+    done = learn(table, tmp_path / "run", show=show)
+    tracker, schema = done.tracker, done.schema
+    with kills_source(table) as source:
+        parts = [schema.encode(block) for block in source.blocks()]
+    x, y = np.concatenate([p.x for p in parts]), np.concatenate([p.y for p in parts])
+    state, loss, error, covered, baseline = tracker.init(jax.random.key(0)), [], [], [], []
+    for at in range(0, len(y), 20):
+        rows = slice(at, at + 20)
+        batch = checkpoint_batch(x[rows], y[rows])
+        if at:
+            said = tracker.predict(state, batch.data[0])
+            here = slice(0, len(y[rows]))
+            loss.append(np.asarray(-said.log_density(batch.data[1]))[here])
+            error.append((np.asarray(said.mean())[here] - y[rows]) ** 2)
+            level = np.asarray(said.cdf(batch.data[1]))[here]
+            covered.append((level > 0.05) & (level < 0.95))
+            baseline.append((y[rows] - y[:at].mean(dtype=float)) ** 2)
+        state, _ = tracker.step(jax.random.key(0), state, batch)
+    told = done.summary()
+    assert told.total.count == len(y) - 20
+    np.testing.assert_allclose(told.total.loss, np.concatenate(loss).mean(), rtol=1e-4)
+    np.testing.assert_allclose(told.total.error, np.sqrt(np.concatenate(error).mean()), rtol=1e-4)
+    np.testing.assert_allclose(told.total.covered, np.concatenate(covered).mean(), atol=2 / len(y))
+    np.testing.assert_allclose(told.baseline, np.sqrt(np.concatenate(baseline).mean()), rtol=1e-4)
+    np.testing.assert_array_equal(np.asarray(state.particles), np.asarray(done.state.particles))
+    assert json.loads((tmp_path / "run" / "metrics.json").read_text())["rows"] == len(y) == seen[-1]
+
+
+def kills_source(table):
+    from opvi.app.tables import open_source
+
+    return open_source(table)
+
+
+def checkpoint_batch(x, y):
+    from opvi.running._stream import batch
+
+    return batch((x, y), pad_to=20)
+
+
+def test_scores_do_not_depend_on_cuts_and_the_curve_stays_short(monkeypatch):
+    monkeypatch.setattr(scores, "STRETCHES", 8)
+    rng = np.random.default_rng(0)
+    count = 50
+    scored = scores.Scored(
+        *(rng.random((count, *shape)).astype(np.float32) for shape in [()] * 4 + [(20,), (15,), (15,)])
+    )
+    scored = scored._replace(rows=np.full(count, 20.0))
+
+    class Info:
+        def __init__(self, rows):
+            self.rows, self.changed, self.finite = 20 * (rows + 1), rows % 7 == 3, np.ones(len(rows), bool)
+
+    y, weight = rng.normal(size=(count, 20)), np.ones((count, 20))
+    results = []
+    for cuts in ([50], [1] * 50, [7, 13, 30]):
+        out, at = scores.start("regression", 0), 0
+        for size in cuts:
+            part = slice(at, at + size)
+            here = jax.tree.map(lambda a, part=part: a[part], scored)
+            out = scores.add(out, "regression", here, Info(np.arange(count)[part]), y[part], weight[part])
+            at += size
+        results.append(out)
+    for other in results[1:]:
+        jax.tree.map(np.testing.assert_array_equal, results[0], other)
+    told = scores.summary(results[0], "regression")
+    assert len(told.curve) == 7  # stretches of 8 batches
+    assert told.curve[-1].rows == 1000
+    assert sum(stretch.count for stretch in told.curve) == 1000
+    assert told.alarms == [20 * (k + 1) for k in range(3, 50, 7)]
+
+
+def test_the_sample_is_uniform_and_does_not_depend_on_cuts():
+    rows = 20_000
+    x = np.arange(rows, dtype=np.float32)[:, None]
+    at_once = keep(no_sample(1), x, seed=0)
+    parts = no_sample(1)
+    for part in np.array_split(x, 37):
+        parts = keep(parts, part, seed=0)
+    np.testing.assert_array_equal(at_once.x, parts.x)
+    kept = at_once.rows[:, 0] / rows
+    assert len(np.unique(kept)) == ROWS
+    # The mean of 256 uniform numbers has a standard error of 0.018; four of them.
+    assert abs(kept.mean() - 0.5) < 4 * np.sqrt(1 / 12 / ROWS)
+
+
+# --- predictions and the command line -----------------------------------------------------------
+
+
+def test_predictions_in_every_format_with_gaps_for_bad_rows(table, whole, tmp_path, capsys):
+    for name in ("out.csv", "out.jsonl", "out.parquet"):
+        assert cli.main(["predict", str(whole), str(table), "-o", str(tmp_path / name), "--quantiles", "0.1,0.9"]) == 0
+        assert "row 1,008 has no prediction" in capsys.readouterr().err
+    wide = pyarrow.parquet.read_table(tmp_path / "out.parquet").to_pylist()
+    lines = [json.loads(line) for line in (tmp_path / "out.jsonl").read_text().splitlines()]
+    assert wide == lines
+    assert len(lines) == 1500
+    assert lines[1008] == {"row": 1008, "mean": None, "sd": None, "q0.1": None, "q0.9": None}
+    assert all(line["q0.1"] < line["mean"] < line["q0.9"] for line in lines if line["mean"] is not None)
+    text = (tmp_path / "out.csv").read_text().splitlines()
+    assert text[0].replace('"', "") == "row,mean,sd,q0.1,q0.9"
+    assert text[1009] == "1008,,,,"
+    np.testing.assert_allclose(float(text[1].split(",")[1]), lines[0]["mean"], rtol=1e-6)
+
+
+def test_classes_from_the_command_line(tmp_path, capsys):
+    rng = np.random.default_rng(0)
+    x = rng.normal(size=400)
+    label = np.where(x > 0.5, 'a, "b"', np.where(x < -0.5, "<b>c</b>", "d"))
+    lines = [
+        json.dumps({"x": float(v), "when": f"2024-03-{1 + i % 28:02d}", "y": str(k)})
+        for i, (v, k) in enumerate(zip(x, label, strict=True))
+    ]
+    (tmp_path / "rows.jsonl").write_text("\n".join(lines) + "\n")
+    folder, out = tmp_path / "run", tmp_path / "out.csv"
+    words = ["learn", str(tmp_path / "rows.jsonl"), "--run", str(folder), *OPTIONS]
+    assert cli.main(words) == 0
+    told = capsys.readouterr()
+    assert "classification: y" in told.out
+    metrics = json.loads((folder / "metrics.json").read_text())
+    assert metrics["error_rate"] < 0.2 < metrics["baseline_error_rate"]
+    assert cli.main(["predict", str(folder), str(tmp_path / "rows.jsonl"), "-o", str(out)]) == 0
+    import csv
+
+    with out.open() as file:
+        predicted = list(csv.DictReader(file))
+    probabilities = [[float(row[f"p={k}"]) for k in ('a, "b"', "<b>c</b>", "d")] for row in predicted]
+    np.testing.assert_allclose(np.sum(probabilities, 1), 1, rtol=1e-5)
+    assert np.mean([row["prediction"] == k for row, k in zip(predicted, label, strict=True)]) > 0.85
+    assert cli.main(["report", str(folder)]) == 0
+    page = (folder / "report.html").read_text()
+    assert "&lt;b&gt;c&lt;/b&gt;" in page
+    assert "<b>c</b>" not in page
+
+
+def test_a_report_of_a_regression(whole, tmp_path, capsys):
+    assert cli.main(["report", str(whole), "-o", str(tmp_path / "page.html")]) == 0
+    page = (tmp_path / "page.html").read_text()
+    assert page.startswith("<!DOCTYPE html>") or page.startswith("<!doctype html>")
+    for words in ("colour", "column &#x27;c&#x27;: … is not a number", "1,499"):
+        assert words in page, words
+
+
+@pytest.mark.parametrize(
+    ("words", "expected"),
+    [
+        (["learn"], "SOURCE"),
+        (["learn", "-", "--target", "y"], "--run"),
+        (["learn", "{table}", "--run", "{new}"], "--target"),
+        (["learn", "{table}", "--run", "{new}", "--target", "nothing"], "'nothing'"),
+        (["learn", "{table}", "--run", "{new}", "--target", "y", "--hidden", "x"], "--hidden"),
+        (["learn", "{table}", "--run", "{new}", "--target", "colour", "--particles", "3"], "3"),
+        (["learn", "{new}", "--run", "{new}", "--target", "y"], "{new}"),
+        (["learn", "--run", "{new}", "--resume"], "no SOURCE"),
+        (["learn", "--run", "{whole}", "--resume", "--target", "a"], "learns to predict 'y'"),
+        (["predict", "{new}", "{table}"], "holds no run"),
+        (["predict", "{whole}", "{table}", "--quantiles", "2"], "between 0 and 1"),
+        (["predict", "{whole}", "{table}", "--quantiles", "a"], "--quantiles"),
+        (["predict", "{whole}", "{table}", "-o", "{new}/x.txt"], ".txt"),
+        (["predict", "{whole}", "{table}", "-o", "{new}/x.csv"], "cannot be written"),
+        (["report", "{new}"], "holds no run"),
+    ],
+)
+def test_mistakes_get_a_line_that_says_what_to_do(words, expected, table, whole, tmp_path, capsys):
+    names = {"table": table, "whole": whole, "new": tmp_path / "new"}
+    assert cli.main([word.format(**names) for word in words]) == 1
+    told = capsys.readouterr().err
+    assert told.startswith("opvi: ")
+    assert expected.format(**names) in told
+    assert not (tmp_path / "new" / "run.json").exists()

@@ -1,0 +1,91 @@
+"""Reading a run to predict with it: every folder that is no good is refused in words."""
+
+import json
+from pathlib import Path
+
+import jax
+import pytest
+
+from opvi.app.learn import RunDirectory, RunError, Settings, predict
+from opvi.app.learn import _scores as scores
+from opvi.app.learn._models import as_json, described, model
+from opvi.app.learn._predicting import learnt
+from opvi.app.learn._sample import start
+from opvi.app.tables import Schema, open_source, settle
+
+SETTINGS = Settings(hidden=(), particles=2)
+
+
+@pytest.fixture
+def schema(tmp_path: Path) -> Schema:
+    path = tmp_path / "a.csv"
+    path.write_text("a,b,y\n" + "".join(f"{i % 7},{i % 5},{i % 11}.5\n" for i in range(50)))
+    return settle(open_source(path).blocks(), "y")
+
+
+@pytest.fixture
+def run(tmp_path: Path, schema: Schema) -> RunDirectory:
+    """A run that has learnt nothing yet, saved."""
+    run = RunDirectory(tmp_path / "run")
+    run.begin({"schema": schema.to_json(), "settings": as_json(SETTINGS)})
+    tree = {
+        "state": model(schema, SETTINGS).init(jax.random.key(0)),
+        "scores": scores.start("regression", 0),
+        "sample": start(len(schema.features)),
+        "places": [],
+        "kinds": {},
+        "about": described(schema, SETTINGS),
+    }
+    with run.checkpoints as kept:
+        kept.save(1, tree)
+    return run
+
+
+def edit(run: RunDirectory, **changes: object) -> None:
+    path = run.path / "run.json"
+    about = json.loads(path.read_text())
+    about["settings"] |= changes
+    path.write_text(json.dumps(about))
+
+
+def test_a_table_without_rows_has_its_columns_named(run: RunDirectory, tmp_path: Path) -> None:
+    path = tmp_path / "none.csv"
+    path.write_text("a,b\n")
+    ((columns, rejected),) = predict(learnt(run), open_source(path), [0.5])
+    assert list(columns) == ["row", "mean", "sd", "q0.5"]
+    assert all(len(values) == 0 for values in columns.values())
+    assert not rejected
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"particles": 4}, "describes other columns or another model"),
+        ({"particles": "two"}, "cannot be made: `particles` is 'two'"),
+        ({"particles": [2]}, "cannot be made"),
+        ({"hidden": [0]}, "cannot be made: `hidden`"),
+        ({"wings": 2}, "does not describe a model"),
+    ],
+)
+def test_settings_that_are_not_the_run_s(run: RunDirectory, changes: dict, message: str) -> None:
+    edit(run, **changes)
+    with pytest.raises(RunError, match=message):
+        learnt(run)
+
+
+def test_no_checkpoint_and_no_whole_one_are_told_apart(run: RunDirectory) -> None:
+    (path,) = (run.path / "checkpoints").glob("*.opvi")
+    path.write_bytes(path.read_bytes()[:-1])
+    with pytest.raises(RunError, match=r"no checkpoint that is whole; the newest: .*000001\.opvi is damaged"):
+        learnt(run)
+    path.unlink()
+    with pytest.raises(RunError, match="no checkpoint yet"):
+        learnt(run)
+
+
+def test_a_model_beyond_memory_is_refused_before_it_is_made(schema: Schema) -> None:
+    names = [str(i) for i in range(300)]
+    many = schema._replace(task="classification", features=names[:64], classes=names)
+    with pytest.raises(ValueError, match=r"would have [\d.]+ GiB.*Leave out columns"):
+        model(many, Settings(hidden=()))
+    assert model(many, Settings()).about  # with a hidden layer it fits

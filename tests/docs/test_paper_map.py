@@ -1,0 +1,162 @@
+"""The paper's map and the page on extending: nothing is left out, and every name and line they point at is there."""
+
+import importlib
+import re
+import tomllib
+
+import pytest
+
+from tests.docs.test_api_page import HOOK, ROOT
+
+PAGES = [path for path in ROOT.glob("docs/**/*.md") if HOOK.LINK.search(path.read_text(encoding="utf-8"))]
+MAP = (ROOT / "docs" / "paper.md").read_text(encoding="utf-8")
+EXTEND = (ROOT / "docs" / "extend.md").read_text(encoding="utf-8")
+
+# What the paper's LaTeX source numbers, by label; an equation's label may stand for the lines around it.
+EQUATIONS = {
+    "eq:aim": [1],
+    "eq:reg_def": [2],
+    "eq:err_def": [3],
+    "eq:err": [4],
+    "eq:grad": [5],
+    "eq:ek": [6],
+    "eq:err_comp": [7],
+    "eq:svgd_vec": [8],
+    "eq:flow": [9],
+    "eq:online_kl": [10],
+    "eq:wass_update": [11],
+    "theorem:T2, its equation": [12],
+    "eq:l1": [13],
+    "eq:fact": [14],
+    "eq:grad, again": [15, 16],
+    "eq:l1_first": [17, 18, 19, 20, 21],
+    "eq1": [22, 23, 24, 25, 26, 27, 28],
+    "eq:rel": [29, 30, 31, 32],
+}
+OTHERS = {
+    "assm:bound": "Assumption 1",
+    "assm:lipschitz": "Assumption 2",
+    "assm:gradient": "Assumption 3",
+    "theorem:T1": "Theorem 4",
+    "ass:g_bounded": "Assumption 5",
+    "ass:g_L": "Assumption 6",
+    "lemma:L2": "Lemma 7",
+    "theorem:T2": "Theorem 8",
+    "lemma:L1": "Lemma 9",
+    "alg:main": "Algorithm 1",
+    "fig:wass": "Figure 1",
+    "fig:toy": "Figure 2",
+    "fig:cl": "Figure 3",
+    "tab:bnn": "Table 1",
+}
+
+
+def rows() -> list[list[str]]:
+    """The cells of the tables that map the paper."""
+    tables = re.findall(r"^\| paper \|.*\n\|[-|]+\n((?:\|.*\n)+)", MAP, re.MULTILINE)
+    return [line.strip("| \n").split(" | ") for table in tables for line in table.splitlines()]
+
+
+def items(cell: str) -> list[str]:
+    """`$(15)$, $(16)$` and `$(17)$–$(21)$` and `Lemma 9, $(13)$`, one by one."""
+    found = []
+    for part in cell.split(", "):
+        ends = [int(number) for number in re.findall(r"\$\((\d+)\)\$", part)]
+        found += [f"({n})" for n in range(ends[0], ends[-1] + 1)] if ends and part.startswith("$") else [part]
+    return found
+
+
+def test_every_numbered_item_of_the_paper_has_one_row():
+    wanted = [f"({n})" for numbers in EQUATIONS.values() for n in numbers] + list(OTHERS.values())
+    mapped = [item for row in rows() for item in items(row[0])]
+    assert [item for item in wanted if mapped.count(item) != 1] == []
+
+
+def test_every_row_says_what_and_where_or_that_it_is_not_there():
+    for row in rows():
+        assert len(row) == 4, row[0]
+        assert all(cell.strip() for cell in row), row[0]
+        if not re.search(r"\]\(\.\./src", row[2]):
+            assert re.match(r"–|proof of|used by|never", row[2]), (
+                f"{row[0]}: neither code nor a word that there is none"
+            )
+
+
+def test_every_correction_is_referred_to():
+    corrections = re.findall(r"^\| (C\d+) \|", MAP, re.MULTILINE)
+    assert corrections == [f"C{n}" for n in range(1, len(corrections) + 1)]
+    said = {name for row in rows() for name in re.findall(r"\bC\d+\b", " ".join(row))}
+    assert said == set(corrections)
+    assert f"C1 to C{len(corrections)} are" in MAP
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda path: path.stem)
+def test_links_to_code_lead_to_a_definition(page):
+    """The line is that of the definition, and the name can be imported."""
+    text = page.read_text(encoding="utf-8")
+    assert len(re.findall(r"\]\((?:\.\./)+(?:src|tests|benchmarks)/", text)) == len(HOOK.LINK.findall(text))
+    for name, path in HOOK.LINK.findall(text):
+        found = HOOK.place(name, path)
+        if name == path:
+            continue
+        line = (ROOT / path).read_text(encoding="utf-8").splitlines()[found.line - 1]
+        last = name.split(".")[-1]
+        assert re.match(rf"\s*(?:def|class) {last}\b|\s*{last}\b\s*[:=]", line), f"{name}: {line}"
+        if name.startswith("opvi."):
+            assert imported(name) is not None
+
+
+def imported(name: str) -> object:
+    module, *rest = name.split(".")
+    value: object = importlib.import_module(module)
+    for part in rest:
+        module = f"{module}.{part}"
+        value = getattr(value, part) if hasattr(value, part) else importlib.import_module(module)
+    return value
+
+
+def test_a_link_gets_its_line_and_its_entry():
+    line = HOOK.definition("opvi.schedules.power").line
+    page = "see [`opvi.schedules.power`](../src/opvi/flows/schedules.py)"
+    there = f"source/opvi/schedules.md#L-{line}"
+    small = f"<small>[schedules.py:{line}]({there})</small>"
+    assert HOOK.linked(page) == f"see [<code>opvi.<wbr>power</code>][opvi.schedules.power] {small}"
+    assert f"](../{there})" in HOOK.linked(page.replace("(../", "(../../"), depth=1)
+    assert HOOK.linked("[`tests/flows/test_fields.py`](../tests/flows/test_fields.py)").endswith(
+        "(source/tests/test_fields.md)"
+    )
+    alone = HOOK.linked(
+        "[`test_buckets`](../tests/flows/test_schedules.py)"
+    )  # no entry: the name itself leads to the line
+    assert re.match(r"\[<code>.*</code>\]\(source/tests/test_schedules\.md#L-\d+\) <small>", alone)
+
+
+@pytest.mark.parametrize(
+    ("link", "message"),
+    [
+        ("[`opvi.powder`](../src/opvi/flows/schedules.py)", "no such name"),
+        ("[`opvi.Tracker.train`](../src/opvi/types.py)", "no such name"),
+        ("[`opvi.schedules.power`](../src/opvi/flows/fields.py)", "it stands in src/opvi/flows/schedules.py"),
+        ("[`test_nothing`](../tests/flows/test_fields.py)", "no such name"),
+        ("[`opvi.schedules.power`](../src/opvi/rates.py)", "no such file"),
+    ],
+)
+def test_a_link_to_nothing_ends_the_build(link, message):
+    with pytest.raises(LookupError, match=message):
+        HOOK.linked(link)
+
+
+def test_the_page_on_extending_has_the_layers_of_the_contract():
+    contract = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["tool"]["importlinter"]
+    layers = [layer.replace("opvi.", "").replace(" |", ",") for layer in contract["contracts"][0]["layers"]]
+    shown = re.search(r"```text\n(cli\n.*?)```", EXTEND, re.DOTALL)
+    assert shown[1].splitlines() == [layers[0], *(f"→ {layer}" for layer in layers[1:])]
+
+
+def test_an_extension_takes_at_most_twenty_lines():
+    """Lines of code up to the check, which begins after two empty lines with a statement that defines nothing."""
+    blocks = re.findall(r"^```python\n(.*?)^```", EXTEND, re.DOTALL | re.MULTILINE)[1:]
+    for block in blocks:
+        parts = [part for part in re.split(r"\n\n\n", block) if re.match(r"(?:class|def) ", part.lstrip())]
+        code = [line for part in parts for line in part.splitlines() if line.strip()]
+        assert 0 < len(code) <= 20, block

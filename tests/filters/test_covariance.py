@@ -1,0 +1,71 @@
+"""Covariances that shed rows, against dense matrices in double precision."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from opvi.filters import _covariance as covariance
+from opvi.filters._blocks import Blocks, within
+
+N, D = 2, 5
+
+
+@pytest.mark.parametrize("blocks", [1, 3])
+def test_shedding_rows_is_the_dense_update(blocks):
+    """(C - ZᵀZ)/γ with a cap on variances and correlations loosened a little, mended on the way."""
+    rng = np.random.default_rng(0)
+    variance = rng.uniform(0.5, 2, size=(N, blocks, D))
+    C = covariance.start(jnp.asarray(variance, jnp.float32))
+    dense = np.einsum("nkd,de->nkde", variance, np.eye(D))
+    largest = np.full((N, blocks, D), 2.2)
+    shed = jax.jit(covariance.shed)
+    for gamma in (1.0, 0.9, 0.7, 1.0, 0.8, 0.9) * 3:
+        A = rng.normal(size=(N, blocks, 3, D))
+        root = np.linalg.cholesky(np.einsum("nkrd,nkde,nkse->nkrs", A, dense, A) + np.eye(3))
+        Z = np.linalg.solve(root, A @ dense)
+        C = shed(C, jnp.asarray(Z, jnp.float32), jnp.full(N, gamma, jnp.float32), jnp.asarray(largest, jnp.float32))
+        dense = (dense - np.einsum("nkrd,nkre->nkde", Z, Z)) / gamma
+        diagonal = np.einsum("nkdd->nkd", dense)
+        scale = np.sqrt(np.minimum(1, largest / diagonal))
+        dense = dense * scale[..., :, None] * scale[..., None, :]
+        diagonal = np.einsum("nkdd->nkd", dense)
+        dense = dense + (covariance.LOOSENING * (1 / gamma - 1) * diagonal)[..., None] * np.eye(D)
+        np.testing.assert_allclose(C.matrices, dense, rtol=2e-3, atol=2e-5)
+        np.testing.assert_allclose(covariance.variances(C), np.einsum("nkdd->nkd", dense), rtol=2e-3)
+
+
+def test_a_matrix_gone_bad_keeps_its_variances():
+    C = covariance.start(jnp.ones((N, 1, 3)))
+    Z = 0.3 * jnp.ones((N, 1, 2, 3))
+    C = covariance.shed(C, Z, jnp.ones(N), jnp.full((N, 1, 3), 4.0))
+    cut = covariance.without_correlations(C, jnp.array([True, False]))
+    np.testing.assert_allclose(cut.matrices[0, 0], np.diag(covariance.variances(C)[0, 0]), atol=1e-6)
+    np.testing.assert_allclose(cut.matrices[1], C.matrices[1])
+
+
+def test_mended_matrices_are_symmetric_and_keep_a_floor():
+    C = covariance.start(jnp.ones((1, 1, 2)))
+    shed = jax.jit(covariance.shed)
+    for _ in range(covariance.MEND_EVERY):
+        taken = jnp.sqrt(jnp.maximum(covariance.variances(C), 0.01))[:, :, None]  # all there is, and more
+        C = shed(C, taken, jnp.ones(1), jnp.full((1, 1, 2), 4.0))
+    assert (np.asarray(covariance.variances(C)) > 0).all()
+    np.testing.assert_array_equal(C.matrices, np.swapaxes(C.matrices, 2, 3))
+
+
+@pytest.mark.parametrize("largest", [400, 200, 100, 41, 20, 5])
+def test_blocks_cover_every_place_once_and_fit(largest):
+    places, unit = np.random.default_rng(0).permutation(21), 5
+    blocks = within(places, unit, largest)
+    kept = blocks.order[blocks.order < 21]
+    assert sorted(kept) == list(range(21))
+    assert blocks.numbers <= max(largest, 21) * 1.3  # padding of the last block included
+    x = jnp.arange(42.0).reshape(2, 21)
+    np.testing.assert_array_equal(blocks.scatter(blocks.gather(x)), x)
+
+
+def test_blocks_hold_whole_units():
+    blocks = within(np.arange(21), 5, 21 * 11)
+    assert isinstance(blocks, Blocks)
+    assert blocks.order.shape == (2, 11)  # two units and room for one place more

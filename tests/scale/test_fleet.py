@@ -1,0 +1,423 @@
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import opvi
+from opvi.predictive import Categorical, Predictive
+from opvi.scale.fleet import _programs as programs
+from opvi.scale.fleet import _rows as rows
+from opvi.scale.fleet._table import Table
+
+TARGET = opvi.linear_regression(2)
+SAMPLERS = {  # noise drawn from each model's key; whole numbers among the data; a tracker that scales and calibrates
+    "langevin": (opvi.langevin(TARGET, step=0.01), {"particles": 3}, False),
+    "linear_ekf": (opvi.linear_ekf(2, 2), {}, True),
+    "regressor": (opvi.regressor(2, hidden=(), particles=3), {}, False),
+}
+LANGEVIN = SAMPLERS["langevin"][0]
+FILTER = SAMPLERS["linear_ekf"][0]
+ODD = ["../../x", "", "1", 1, -7, "a/b\\c", "nul\0", "é🙂", "x" * 5000, 2**80]
+
+
+def rows_of(count: int, labels: bool = False, seed: int = 0) -> tuple[np.ndarray, np.ndarray]:
+    rng = np.random.default_rng(seed)
+    X = rng.standard_normal((count, 2)).astype(np.float32)
+    y = X.sum(1) + rng.standard_normal(count).astype(np.float32)
+    return X, (y > 0).astype(np.int64) if labels else y
+
+
+def ragged(count: int, models: int, seed: int = 0) -> list[int]:
+    """Ids of rows, some much more frequent than others."""
+    return (np.random.default_rng(seed).pareto(1.0, count) * 2).astype(int).clip(0, models - 1).tolist()
+
+
+def fleet_of(**settings) -> opvi.Fleet:
+    return opvi.Fleet(LANGEVIN, 0, **{"batch_size": 4, "particles": 3, **settings})
+
+
+def same_bits(a, b) -> bool:
+    return all(np.array_equal(p, q) for p, q in zip(jax.tree.leaves(a), jax.tree.leaves(b), strict=True))
+
+
+def alone(fleet, name, data):
+    """The state of the same stream without a fleet."""
+    stream = opvi.stream(data, fleet.batch_size)
+    return opvi.run(fleet.algorithm, stream, fleet.key(name), state=fleet.start(name))[0]
+
+
+@pytest.mark.parametrize("name", SAMPLERS)
+def test_a_model_has_the_bits_of_its_stream_run_alone(name):
+    algorithm, settings, labels = SAMPLERS[name]
+    X, y = rows_of(300, labels)
+    ids = ragged(300, 30)
+    fleet = opvi.Fleet(algorithm, 0, batch_size=4, **settings)
+    calls = [slice(0, 300)] if name != "langevin" else [slice(0, 1), slice(1, 8), slice(8, 200), slice(200, 300)]
+    for part in calls:
+        fleet.learn(ids[part], (X[part], y[part]))
+    if len(calls) > 1:  # the trackers' programs take long to compile: only full batches
+        fleet.flush()
+    assert set(fleet.ids) == set(ids)
+    assert fleet.diverged == fleet.skipped == 0
+    counts = {name: ids.count(name) for name in set(ids)}
+    assert max(counts.values()) > 40
+    assert min(counts.values()) < 4
+    for model in sorted(counts, key=counts.get)[:: len(counts) // 3]:
+        state = fleet.state(model)
+        assert int(state.rows) == counts[model] - fleet.waiting(model)
+        mine = np.flatnonzero(np.array(ids) == model)[: int(state.rows)]
+        assert same_bits(state, alone(fleet, model, (X[mine], y[mine])) if len(mine) else fleet.start(model))
+
+
+def test_lanes_differ_from_a_run_alone_by_rounding_and_not_with_the_company():
+    X, y = rows_of(120)
+    ids = ragged(120, 20)
+    fleet = fleet_of(lanes=8)
+    fleet.learn(ids, (X, y))
+    for model in (0, ids[-1]):
+        mine = np.array(ids) == model
+        single = fleet_of(lanes=8)
+        single.learn([model] * mine.sum(), (X[mine], y[mine]))
+        assert same_bits(fleet.state(model), single.state(model))
+        full = np.flatnonzero(mine)[: mine.sum() // 4 * 4]
+        particles = alone(fleet, model, (X[full], y[full])).particles if len(full) else fleet.start(model).particles
+        # float32, at most 30 rounds of numbers of about 1: some units in the last place of each
+        np.testing.assert_allclose(fleet.state(model).particles, particles, rtol=1e-5, atol=1e-5)
+
+
+def test_samplers_that_factorise_matrices_go_one_at_a_time():
+    fleet = opvi.Fleet(FILTER, 0, batch_size=4, lanes=8)
+    with pytest.raises(ValueError, match="`lanes` is 8, but this algorithm factorises matrices"):
+        fleet.learn([0], rows_of(1, labels=True))
+    assert len(fleet) == 0
+    for fleet, data, threads in ((opvi.Fleet(FILTER, 0), rows_of(1, labels=True), 1), (fleet_of(), rows_of(1), None)):
+        before = fleet._engine._threads
+        fleet.learn([0], data)
+        assert fleet._engine._threads == (threads or before)
+
+
+def test_start_and_key_depend_on_the_id_alone():
+    fleet, other = fleet_of(), fleet_of()
+    other.learn(ODD, rows_of(len(ODD)))
+    assert other.ids == ODD
+    starts = [fleet.start(name) for name in ODD]
+    assert all(same_bits(start, other.state(name)) for start, name in zip(starts, ODD, strict=True))
+    keys = {tuple(np.asarray(jax.random.key_data(fleet.key(name))).tolist()) for name in ODD}
+    assert len(keys) == len(ODD)
+    assert same_bits(fleet.start(np.int64(1)), fleet.start(1))
+    assert same_bits(fleet.start(np.str_("é🙂")), fleet.start("é🙂"))
+    drawn = LANGEVIN.init(fleet.key("a"), 3)  # not compiled: other rounding
+    np.testing.assert_allclose(fleet.start("a").particles, drawn.particles, rtol=1e-5)
+    given = np.ones((3, 3), np.float32)
+    assert np.array_equal(fleet_of(particles=given).start("b").particles, given)
+
+
+def test_rows_wait_until_their_batch_is_full():
+    fleet, (X, y) = fleet_of(), rows_of(11)
+    learnt = fleet.learn(["a", "b"] * 5 + ["a"], (X, y))
+    assert learnt.ids == ["a", "b"]
+    assert learnt.info.rows.tolist() == [4, 4]
+    assert (fleet.waiting("a"), fleet.waiting("b")) == (2, 1)
+    learnt = fleet.learn(["a"] * 11, (X, y))
+    assert learnt.ids == ["a"] * 3
+    assert learnt.info.rows.tolist() == [8, 12, 16]
+    assert (fleet.waiting("a"), fleet.waiting("b")) == (1, 1)
+    assert fleet.flush().info.rows.tolist() == [17, 5]
+    assert (fleet.waiting("a"), fleet.waiting("b")) == (0, 0)
+    assert fleet.flush().ids == []
+
+
+def test_few_programs_serve_calls_of_any_length():
+    fleet = fleet_of()
+    fleet.learn([0] * 4, rows_of(4))
+    fleet.learn(np.arange(100).repeat(4), rows_of(400))
+    before = programs._compiled_advance.cache_info().misses
+    for count in (1, 3, 17, 61, 260):
+        fleet.learn(ragged(count, 50), rows_of(count))
+    assert programs._compiled_advance.cache_info().misses == before
+
+
+def test_cold_models_come_back_with_every_bit_and_every_row(tmp_path):
+    small, large = fleet_of(hot=3, folder=tmp_path), fleet_of()
+    for seed in range(4):
+        ids, data = ragged(60, 12, seed), rows_of(60, seed=seed)
+        small.learn(ids, data)
+        large.learn(ids, data)
+    assert small._table.in_memory == 3
+    assert "on disk" in repr(small)
+    assert sorted(small.ids) == sorted(large.ids)
+    for name in large.ids:
+        assert small.waiting(name) == large.waiting(name)
+        assert same_bits(small.state(name), large.state(name))
+    assert small._table.in_memory == 3
+    small.flush()
+    large.flush()
+    assert all(same_bits(small.state(name), large.state(name)) for name in large.ids)
+    assert list(tmp_path.iterdir()) == []  # the file has no name
+
+
+def test_the_least_recently_used_model_goes_first():
+    fleet = fleet_of(hot=2)
+    for name in ("a", "b", "a", "c"):
+        fleet.learn([name], rows_of(1))
+    assert {name for name, place in fleet._table.places.items() if place < 0} == {"b"}
+
+
+def test_a_full_disk_loses_nothing(monkeypatch):
+    fleet = fleet_of(hot=2)
+    fleet.learn(["a", "b", "a"], rows_of(3))
+    before = {name: (fleet.state(name), fleet.waiting(name)) for name in "ab"}
+
+    def full(*_):
+        raise OSError("no space left on device")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Table, "_write", full)
+        with pytest.raises(OSError, match="no space"):
+            fleet.learn(["c"], rows_of(1))
+    assert fleet.ids == ["a", "b"]
+    for name, (state, waiting) in before.items():
+        assert same_bits(fleet.state(name), state)
+        assert fleet.waiting(name) == waiting
+    fleet.learn(["c"], rows_of(1))
+    assert len(fleet) == 3
+
+
+def test_saved_and_loaded_is_the_same_fleet(tmp_path):
+    fleet = fleet_of(hot=4)
+    assert len(opvi.Fleet.load(fleet.save(tmp_path / "none"), LANGEVIN)) == 0
+    ids = [ODD[i] for i in ragged(70, len(ODD))] + ODD
+    fleet.learn(ids, rows_of(80))
+    folder = fleet.save(tmp_path / "saved")
+    assert fleet.save(folder) == folder  # once more: nothing of the first is left
+    assert sorted(path.name[:6] for path in folder.iterdir()) == ["fleet.", "models"]
+    assert all(path.parent.parent == tmp_path for path in tmp_path.rglob("*.opvi"))
+    loaded = opvi.Fleet.load(folder, LANGEVIN, hot=2)
+    assert loaded.ids == fleet.ids
+    for one in (fleet, loaded):
+        one.learn(ids, rows_of(80, seed=1))
+    fresh = ["new"] * 4
+    assert fleet.learn(fresh, rows_of(4)).ids == loaded.learn(fresh, rows_of(4)).ids == ["new"]
+    for name in fleet.ids:
+        assert fleet.waiting(name) == loaded.waiting(name)
+        assert same_bits(fleet.state(name), loaded.state(name))
+
+
+def test_saving_stops_before_the_old_one_is_gone(tmp_path, monkeypatch):
+    fleet = fleet_of()
+    fleet.learn(["a"] * 4, rows_of(4))
+    fleet.save(tmp_path)
+    before = fleet.state("a")
+    fleet.learn(["a"] * 4, rows_of(4))
+    write = opvi.scale.fleet._files.save_file
+
+    def fail(path, tree):
+        if path.name == "fleet.opvi":
+            raise OSError("no space left on device")
+        write(path, tree)
+
+    monkeypatch.setattr("opvi.scale.fleet._files.save_file", fail)
+    with pytest.raises(OSError, match="no space"):
+        fleet.save(tmp_path)
+    assert same_bits(opvi.Fleet.load(tmp_path, LANGEVIN).state("a"), before)
+
+
+def test_loading_refuses_what_is_not_the_fleet(tmp_path):
+    with pytest.raises(FileNotFoundError, match="holds no fleet"):
+        opvi.Fleet.load(tmp_path, LANGEVIN)
+    fleet = fleet_of()
+    fleet.learn(["a"], rows_of(1))
+    fleet.save(tmp_path)
+    with pytest.raises(ValueError, match=r"another algorithm: state0 is float32 \(3, 3\) there, and .* \(1, 6\) here"):
+        opvi.Fleet.load(tmp_path, FILTER)
+    part = next(tmp_path.glob("models*"))
+    content = part.read_bytes()
+    part.write_bytes(content[:-1] + bytes([content[-1] ^ 1]))
+    with pytest.raises(opvi.running.CheckpointError, match="damaged"):
+        opvi.Fleet.load(tmp_path, LANGEVIN)
+    manifest = opvi.load(tmp_path / "fleet.opvi")
+    opvi.save(tmp_path / "fleet.opvi", {**manifest, "parts": ["../../etc/passwd"]})
+    with pytest.raises(opvi.running.CheckpointError, match="no fleet would write"):
+        opvi.Fleet.load(tmp_path, LANGEVIN)
+    opvi.save(tmp_path / "fleet.opvi", {"fleet": 99})
+    with pytest.raises(opvi.running.CheckpointError, match="newer"):
+        opvi.Fleet.load(tmp_path, LANGEVIN)
+    opvi.save(tmp_path / "fleet.opvi", [1])
+    with pytest.raises(opvi.running.CheckpointError, match="something else"):
+        opvi.Fleet.load(tmp_path, LANGEVIN)
+
+
+X3, Y3 = rows_of(3)
+BAD = np.array([0.0, np.nan, 1.0], np.float32)
+
+
+@pytest.mark.parametrize(
+    ("ids", "data", "error", "words"),
+    [
+        (["a", "b", "c"], (X3, BAD), ValueError, "1 of 3 rows"),
+        (["a", "b", "c"], (np.full((3, 2), np.inf), Y3), ValueError, "3 of 3 rows"),
+        (["a", "b"], (X3, Y3), ValueError, "2 entries, but the data have 3 rows"),
+        (["a", "b", "c"], (X3, Y3[:2]), ValueError, "same number of rows"),
+        (["a", "b", "c"], (X3[:, :1], Y3), ValueError, "rows changed"),
+        (["a", "b", "c"], X3, ValueError, "rows changed"),
+        (["a", "b", "c"], (X3.astype(complex), Y3), ValueError, "rows changed"),
+        (["a", "b", "c"], (X3.astype(str), Y3), ValueError, "rows changed"),
+        (["a", "b", "c"], ([[1, 2], [3], [4, 5]], Y3), ValueError, "shape"),
+        ({"a", "b", "c"}, (X3, Y3), TypeError, "one id for each row"),
+        (["a", "b", "c"], {"X": X3, "y": Y3}, ValueError, "now is {'X': 'float32 \\(2,\\)'"),
+        ("abc", (X3, Y3), TypeError, "one id for each row"),
+        (5, (X3, Y3), TypeError, "one id for each row"),
+        (np.array([["a"], ["b"], ["c"]]), (X3, Y3), TypeError, "one id for each row"),
+        ([["a"], "b", "c"], (X3, Y3), TypeError, "is a list"),
+        ([True, "b", "c"], (X3, Y3), TypeError, "True is a bool"),
+        ([1.5, "b", "c"], (X3, Y3), TypeError, "1.5 is a float"),
+        ([None, "b", "c"], (X3, Y3), TypeError, "None"),
+    ],
+)
+def test_bad_calls_change_nothing(ids, data, error, words):
+    fleet = fleet_of()
+    fleet.learn(["a"] * 3, (X3, Y3))
+    before = fleet.state("a")
+    with pytest.raises(error, match=words):
+        fleet.learn(ids, data)
+    assert fleet.ids == ["a"]
+    assert fleet.waiting("a") == 3
+    assert same_bits(fleet.state("a"), before)
+
+
+def test_the_first_rows_must_suit_the_algorithm():
+    fleet = fleet_of()
+    with pytest.raises(ValueError, match="log_likelihood"):
+        fleet.learn(["a"], (np.zeros((1, 5), np.float32), np.zeros(1, np.float32)))
+    with pytest.raises(ValueError, match="1 of 1 rows"):
+        fleet.learn(["a"], (np.full((1, 2), np.nan), np.zeros(1)))
+    assert len(fleet) == 0
+    assert fleet.learn([], (np.zeros((0, 2)), np.zeros(0))).ids == []
+    fleet.learn(["a"], rows_of(1))
+    assert fleet.learn([], rows_of(0)).ids == []
+    assert fleet.ids == ["a"]
+
+
+def test_bad_rows_are_left_out_and_counted():
+    fleet, clean = fleet_of(on_bad="skip"), fleet_of()
+    X, y = rows_of(9)
+    y[4] = np.nan
+    fleet.learn(["a"] * 9, (X, y))
+    clean.learn(["a"] * 8, (np.delete(X, 4, 0), np.delete(y, 4)))
+    assert fleet.skipped == 1
+    assert same_bits(fleet.state("a"), clean.state("a"))
+    fleet.learn(["a", "b"], (np.zeros((2, 7)), np.zeros(2)))
+    assert fleet.skipped == 3
+    assert fleet.ids == ["a"]
+
+
+def test_a_model_whose_update_is_not_finite_stays_and_the_others_go_on():
+    fleet, (X, y) = fleet_of(), rows_of(8)
+    ids = ["a", "b"] * 4
+    fleet.learn(ids, (X, y))
+    before = fleet.state("a").particles
+    X[::2] = 1e17  # of "a": allowed, but its fourth power is beyond float32
+    y[::2] = -1e18
+    learnt = fleet.learn(ids, (X, y))
+    assert dict(zip(learnt.ids, learnt.info.finite.tolist(), strict=True)) == {"a": False, "b": True}
+    assert fleet.diverged == 1
+    assert np.array_equal(fleet.state("a").particles, before)
+    assert int(fleet.state("b").rows) == 8
+
+
+def test_a_forgotten_model_begins_anew(tmp_path):
+    fleet = fleet_of(hot=1)
+    fleet.learn(["a"] * 5 + ["b"] * 5, rows_of(10))
+    for name in ("a", "b"):  # one on disk, one in memory
+        assert name in fleet
+        fleet.forget(name)
+        assert name not in fleet
+        with pytest.raises(KeyError, match="no model for"):
+            fleet.state(name)
+    fleet.learn(["a", "b"], rows_of(2))
+    assert same_bits(fleet.state("a"), fleet.start("a"))
+    assert fleet.waiting("a") == 1
+    for call in (fleet.waiting, fleet.forget):
+        with pytest.raises(KeyError, match="no model for 'c'"):
+            call("c")
+    assert ["a"] not in fleet  # what cannot be an id is not there
+
+
+def test_each_row_is_predicted_by_its_own_model():
+    tracker = SAMPLERS["regressor"][0]
+    fleet, (X, y) = opvi.Fleet(tracker, 0, batch_size=4, hot=2), rows_of(120)
+    fleet.learn(np.arange(120) % 4, (X, y))
+    ids = [3, 0, 3, "new", 1]
+    said = fleet.predict(ids, X[:5])
+    assert len(fleet) == 4  # a question makes no model
+    for row, name in enumerate(ids):
+        state = fleet.state(name) if name in fleet else fleet.start(name)
+        own = tracker.predict(state, X[row : row + 1])
+        np.testing.assert_allclose(said.mean()[row], own.mean()[0], rtol=1e-5, atol=1e-6)
+        np.testing.assert_allclose(said.sd()[row], own.sd()[0], rtol=1e-5)
+    with pytest.raises(ValueError, match="1 of 2 rows"):
+        fleet.predict([0, 1], np.array([[0, 1], [0, np.nan]]))
+    with pytest.raises(ValueError, match="one id a row"):
+        fleet.predict([0], X[:2])
+
+
+def test_a_plain_sampler_predicts_with_its_target():
+    with pytest.raises(TypeError, match="target="):
+        fleet_of().predict(["a"], X3[:1])
+    fleet = fleet_of(target=TARGET)
+    own = opvi.predict(TARGET, fleet.start("a").particles, X3)
+    np.testing.assert_allclose(fleet.predict(["a"] * 3, X3).mean(), own.mean(), rtol=1e-5)
+
+
+def test_weights_and_temperatures_go_with_their_rows():
+    logits = np.array([[[[0.0, 1.0]], [[2.0, 0.0]]], [[[1.0, 0.0]], [[0.0, 3.0]]]], np.float32)  # [rows, n, 1, classes]
+    weights = np.log(np.array([[[0.2], [0.8]], [[0.7], [0.3]]], np.float32))
+    heat = np.array([0.5, 3.0], np.float32)
+    said = rows.by_row(Predictive(Categorical(logits), weights, heat))
+    each = [Predictive(*map(jnp.asarray, one)) for one in zip(logits, weights, heat, strict=True)]
+    expected = [p._replace(components=Categorical(p.components)).probabilities() for p in each]
+    np.testing.assert_allclose(said.probabilities(), np.concatenate(expected), rtol=1e-5)
+
+
+def test_long_numbers_stay_long_in_every_thread():
+    with jax.enable_x64(True):
+        fleet = fleet_of(particles=np.zeros((3, 3)))
+        X, y = rows_of(160)
+        X, y = X.astype(float), y.astype(float)
+        fleet.learn(np.arange(40).repeat(4), (X, y))
+        assert fleet.state(7).particles.dtype == np.float64
+        assert same_bits(fleet.state(7), alone(fleet, 7, (X[28:32], y[28:32])))
+
+
+@pytest.mark.parametrize(
+    ("settings", "error", "words"),
+    [
+        ({"batch_size": 0}, ValueError, "`batch_size` is 0"),
+        ({"batch_size": 2.5}, ValueError, "`batch_size` is 2.5"),
+        ({"hot": 0}, ValueError, "`hot` is 0"),
+        ({"lanes": True}, ValueError, "`lanes` is True"),
+        ({"on_bad": "ignore"}, ValueError, "`on_bad` is 'ignore'"),
+        ({"folder": "/no/such/folder"}, FileNotFoundError, "no folder"),
+        ({"particles": 0}, ValueError, "`particles` is 0"),
+        ({"particles": np.full((3, 3), np.nan)}, ValueError, "NaN"),
+        ({"particles": np.zeros((3, 7))}, ValueError, "3 parameters"),
+    ],
+)
+def test_bad_settings_are_named(settings, error, words):
+    with pytest.raises(error, match=words):
+        fleet_of(**settings)
+
+
+def test_particles_may_be_worked_out_from_the_state():
+    classifier = opvi.classifier(2, 2, hidden=())
+    assert opvi.Fleet(classifier, 0)._engine.dtype == np.float32
+
+
+def test_bad_algorithms_are_named():
+    with pytest.raises(TypeError, match="needs a sampler or a tracker"):
+        opvi.Fleet(TARGET, 0)
+    looks = LANGEVIN._replace(init=lambda key, n: LANGEVIN.init(key, n) if jax.random.uniform(key) > 0 else None)
+    with pytest.raises(TypeError, match="`init` looks at values"):
+        opvi.Fleet(looks, 0)
+    with pytest.raises(TypeError, match="`key` is 'a'"):
+        opvi.Fleet(LANGEVIN, "a")

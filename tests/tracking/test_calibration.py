@@ -1,0 +1,130 @@
+"""The predictive head learns weights, noise, spread and tails from errors made before learning."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import opvi
+from opvi.predictive import Predictive
+from opvi.tracking import _calibration as calibration
+from opvi.tracking import _drift as drift
+
+LEARN = jax.jit(
+    lambda known, mean, variance, x, y, weight: calibration.learn(
+        known, calibration.combine(known, mean, variance, x), mean, variance, x, y, weight
+    )
+)
+
+
+def taught(make, rounds=300, particles=3, features=1, seed=0):
+    """The head after batches of 20 rows, where `make(rng, x)` gives the particles' means, variances and y."""
+    rng = np.random.default_rng(seed)
+    known = calibration.start(particles, features, jnp.float32)
+    for _ in range(rounds):
+        x = rng.normal(size=(20, features)).astype(np.float32)
+        mean, variance, y = (jnp.asarray(a, jnp.float32) for a in make(rng, x))
+        known = LEARN(known, mean, variance, jnp.asarray(x), y, jnp.ones(20))
+    return known, rng
+
+
+def test_noise_is_found():
+    """y = 0 + N(0, 0.3²), the particles agree: 90 % intervals cover 90 % within 4 standard errors of 4,000 rows."""
+    known, rng = taught(lambda rng, x: (np.zeros((3, 20)), np.zeros((3, 20)), 0.3 * rng.normal(size=20)))
+    y = 0.3 * rng.normal(size=4000)
+    one = calibration.combine(known, jnp.zeros((3, 4000)), jnp.zeros((3, 4000)), jnp.zeros((4000, 1)))
+    p = Predictive(calibration.predictive(known, one))
+    assert float(p.sd().mean()) == pytest.approx(0.3, rel=0.06)
+    assert float(opvi.metrics.coverage(p, jnp.asarray(y, jnp.float32))) == pytest.approx(0.9, abs=4 * 0.0047)
+
+
+def test_errors_that_fell_at_first_are_soon_forgotten():
+    """Errors fall to a fifth within eight batches and stay. 40 batches later intervals are nearly honest: 89 % of rows
+    in 90 %. With the long memory from the start it was 86.5 %. The mean of five runs has a standard error of 0.25 %."""
+
+    def covered(seed):
+        sizes = iter(0.3 * np.maximum(5 * 0.8 ** np.arange(50), 1))
+        known, rng = taught(
+            lambda rng, x: (np.zeros((3, 20)), np.zeros((3, 20)), next(sizes) * rng.normal(size=20)), 50, seed=seed
+        )
+        one = calibration.combine(known, jnp.zeros((3, 4000)), jnp.zeros((3, 4000)), jnp.zeros((4000, 1)))
+        y = jnp.asarray(0.3 * rng.normal(size=4000), jnp.float32)
+        return float(opvi.metrics.coverage(Predictive(calibration.predictive(known, one)), y))
+
+    assert np.mean([covered(seed) for seed in range(5)]) > 0.88
+
+
+def test_the_weights_favour_who_errs_least_and_let_errors_cancel():
+    def make(rng, x):
+        y = rng.normal(size=20)
+        shared = rng.normal(size=20)
+        return np.stack([y + shared, y - shared, y + 3 * rng.normal(size=20)]), np.zeros((3, 20)), y
+
+    known, _ = taught(make)
+    w = np.asarray(known.weights)
+    assert w.sum() == pytest.approx(1, abs=1e-5)
+    assert w[2] < 0.1
+    assert w[0] == pytest.approx(w[1], abs=0.1)  # opposite errors: half of each cancels them
+    assert float(known.error) < 0.2
+
+
+def test_tails_and_changing_noise_are_noticed():
+    """Noise e^x wide: the head's variance follows x, and scores better than one number for all rows."""
+
+    def make(rng, x):
+        return np.zeros((3, 20)), np.full((3, 20), 1e-3), np.exp(x[:, 0]) * rng.normal(size=20)
+
+    known, rng = taught(make, rounds=600)
+    x = rng.normal(size=(3000, 1)).astype(np.float32)
+    y = jnp.asarray(np.exp(x[:, 0]) * rng.normal(size=3000), jnp.float32)
+    one = calibration.combine(known, jnp.zeros((3, 3000)), jnp.full((3, 3000), 1e-3), jnp.asarray(x))
+    p = Predictive(calibration.predictive(known, one))
+    sd = np.asarray(p.sd())
+    assert np.corrcoef(np.log(sd), x[:, 0])[0, 1] > 0.9
+    even = -0.5 * np.log(2 * np.pi * np.var(y)) - 0.5
+    assert float(p.log_density(y).mean()) > even + 0.3
+    np.testing.assert_allclose(calibration.log_predictive(known, one, y), p.log_density(y), atol=0.1)
+
+
+def test_padding_poison_and_units():
+    known, rng = taught(lambda rng, x: (np.zeros((3, 20)), np.zeros((3, 20)), rng.normal(size=20)), rounds=5)
+    x, y, mean = jnp.zeros((20, 1)), jnp.asarray(rng.normal(size=20), jnp.float32), jnp.zeros((3, 20))
+    nothing = LEARN(known, mean, mean, x, y, jnp.zeros(20))
+    for new, old in zip(nothing, known, strict=True):
+        np.testing.assert_array_equal(new, old)
+    for bad in (jnp.nan, jnp.inf, 1e30):
+        survived = LEARN(known, mean, mean, x, y.at[0].set(bad), jnp.ones(20))
+        assert all(np.isfinite(leaf).all() for leaf in survived)
+    halved = calibration.rescale(known, jnp.float32(0.5))
+    assert float(halved.error) == pytest.approx(float(known.error) / 4)
+
+
+# --- when did the data change? ------------------------------------------------------------------
+
+
+@jax.jit
+def alarms(losses):
+    return jax.lax.scan(drift.update, drift.start(losses.dtype), losses)[1]
+
+
+def test_quiet_losses_raise_no_alarm():
+    """20,000 batches of independent losses, light and heavy tails: at a false alarm in 40,000 or more, at most 2."""
+    rng = np.random.default_rng(0)
+    for losses in (rng.normal(size=20_000), rng.exponential(size=(20_000, 20)).mean(1)):
+        assert int(alarms(jnp.asarray(losses, jnp.float32)).sum()) <= 2
+
+
+def test_a_change_is_reported_soon_and_once():
+    rng = np.random.default_rng(1)
+    losses = rng.normal(size=1000)
+    losses[600:] += 2
+    at = np.flatnonzero(alarms(jnp.asarray(losses, jnp.float32)))
+    assert len(at) == 1
+    assert 600 <= at[0] < 630  # the excess grows by about 1.5 a batch, and 12 is the threshold
+
+
+def test_a_loss_that_falls_while_learning_or_is_not_a_number_is_no_change():
+    rng = np.random.default_rng(2)
+    losses = 3 * np.exp(-np.arange(1000) / 100) + 0.1 * rng.normal(size=1000)
+    losses[[50, 300]] = np.nan, np.inf
+    assert not alarms(jnp.asarray(losses, jnp.float32)).any()

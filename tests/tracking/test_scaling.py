@@ -1,0 +1,108 @@
+"""Causal standardisation, and networks that follow it to new units."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from opvi.tracking import _layers as layers
+from opvi.tracking import _scaling as scaling
+from opvi.tracking._layers import Network
+
+
+def seen(x, sizes, weight=None):
+    moments, start = scaling.start(x.shape[1], jnp.float32), 0
+    for size in sizes:
+        piece = jnp.asarray(x[start : start + size], jnp.float32)
+        moments = scaling.update(
+            moments, piece, jnp.ones(len(piece)) if weight is None else weight[start : start + size]
+        )
+        start += size
+    return moments
+
+
+@pytest.mark.parametrize(("offset", "unit"), [(0.0, 1.0), (1e4, 1.0), (-3e-6, 1e-6), (5e6, 1e6)])
+def test_moments_are_those_of_all_rows_far_from_the_origin_too(offset, unit):
+    x = (np.random.default_rng(0).normal(size=(300, 2)) * unit + offset).astype(np.float32)
+    scale = scaling.scale_of(seen(x, [1, 7, 20, 272]))
+    np.testing.assert_allclose(scale.mean, x.astype(float).mean(0), rtol=1e-5, atol=1e-3 * unit)
+    np.testing.assert_allclose(scale.sd, x.astype(float).std(0), rtol=2e-3)
+
+
+def test_padding_does_not_count_and_weights_do():
+    x = np.random.default_rng(0).normal(size=(12, 1)).astype(np.float32)
+    weight = jnp.array([2.0] * 4 + [1.0] * 4 + [0.0] * 4)
+    repeated = np.concatenate([x[:4], x[:4], x[4:8]])
+    once, twice = seen(x, [6, 6], weight), seen(repeated, [12])
+    for a, b in zip(once, twice, strict=True):
+        np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-6)
+
+
+def test_constant_columns_become_zero_and_wild_values_are_held():
+    x = np.random.default_rng(0).normal(size=(100, 2)).astype(np.float32)
+    x[:, 1] = 1e5
+    scale = scaling.scale_of(seen(x, [50, 50]))
+    assert scale.sd[1] == 0
+    z = scaling.standardise(scale, jnp.array([[1e30, 1e5], [-3.0, 2e5]]))
+    np.testing.assert_allclose(z[:, 1], 0)
+    assert z[0, 0] == scaling.LARGEST_INPUT
+    spoilt = np.concatenate([x, [[1e18, 1e5]], x])
+    sd = scaling.scale_of(seen(spoilt, [100, 1, 100])).sd[0]
+    assert 1 < sd < 10  # one value a hundred deviations out, not 1e18 of them
+
+
+def test_old_rows_fade():
+    x = np.concatenate([np.zeros((2000, 1)), np.ones((2000, 1))]) + 0.1 * np.random.default_rng(0).normal(
+        size=(4000, 1)
+    )
+    moments = scaling.start(1, jnp.float32)
+    for piece in x.astype(np.float32).reshape(-1, 20, 1):
+        moments = scaling.update(moments, jnp.asarray(piece), jnp.ones(20), memory=200.0)
+    assert float(moments.seen) == pytest.approx(200)
+    assert float(moments.mean[0]) == pytest.approx(1, abs=0.01)
+    assert float(scaling.scale_of(moments).sd[0]) == pytest.approx(0.1, rel=0.2)
+
+
+@pytest.mark.parametrize("hidden", [(5,), (4, 3)])
+@pytest.mark.parametrize("kind", [layers.TANH, layers.RELU, layers.SINE])
+def test_outputs_and_jacobian(hidden, kind):
+    network = Network((3, *hidden, 1))
+    w = network.draw(jax.random.key(0), jnp.float32)
+    x = jax.random.normal(jax.random.key(1), (6, 3))
+    act = {layers.TANH: jnp.tanh, layers.RELU: jax.nn.relu, layers.SINE: jnp.sin}[kind]
+
+    def plain(w):
+        a = x
+        for index, layer in enumerate(network.split(w)):
+            a = (act(a) if index else a) @ layer[:, :-1].T + layer[:, -1][None]
+        return a[:, 0]
+
+    mean, jacobian = network.outputs(w, jnp.float32(kind), x)
+    np.testing.assert_allclose(mean, plain(w), rtol=1e-5, atol=1e-6)
+    np.testing.assert_allclose(jacobian, jax.jacobian(plain)(w), rtol=1e-4, atol=1e-6)
+
+
+def test_in_new_units_the_network_is_the_same_function():
+    network = Network((3, 4, 1))
+    w = network.draw(jax.random.key(0), jnp.float32)
+    old = scaling.Scale(jnp.array([1.0, -2.0, 0.0, 5.0]), jnp.array([2.0, 0.5, 1.0, 3.0]))
+    new = scaling.Scale(jnp.array([0.5, -1.0, 0.2, 4.0]), jnp.array([1.0, 0.8, 1.1, 6.0]))
+    x = jax.random.normal(jax.random.key(1), (6, 3))
+    units = layers.between(old, new)
+
+    def raw(scale, w):
+        z = scaling.standardise(scaling.Scale(scale.mean[:-1], scale.sd[:-1]), x)
+        return network.outputs(w, jnp.float32(layers.TANH), z)[0] * scale.sd[-1] + scale.mean[-1]
+
+    np.testing.assert_allclose(raw(new, layers.re_express(network, units, w)), raw(old, w), rtol=1e-4, atol=1e-4)
+    # The change is linear: applied to a basis it is the matrix that covariances go through.
+    T = jax.vmap(lambda v: layers.change(network, units, v))(jnp.eye(network.dim)).T
+    np.testing.assert_allclose(T @ w, layers.change(network, units, w), rtol=1e-4, atol=1e-5)
+
+
+def test_a_column_that_was_constant_leaves_the_weights_alone():
+    network = Network((2, 3, 1))
+    w = network.draw(jax.random.key(0), jnp.float32)
+    old = scaling.Scale(jnp.array([1.0, 7.0, 0.0]), jnp.array([1.0, 0.0, 1.0]))
+    new = scaling.Scale(jnp.array([1.0, 7.5, 0.0]), jnp.array([1.0, 3.0, 1.0]))
+    np.testing.assert_allclose(layers.re_express(network, layers.between(old, new), w), w, rtol=1e-6)

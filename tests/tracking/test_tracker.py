@@ -1,0 +1,174 @@
+"""The front door and what stands behind it: the choice, calibration by predicting first, replay, the watch."""
+
+import math
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import opvi
+from opvi.tracking._regressor import default_settings
+
+KEY = jax.random.key(0)
+
+
+@pytest.mark.parametrize(
+    ("target", "options", "says"),
+    [
+        (opvi.gaussian_mixture(), {}, "SL-OPVI, 100 particles, no stored rows"),
+        (opvi.gaussian_mixture(), {"example": np.zeros(1, np.float32)}, "a window of 500 rows"),
+        (opvi.mlp(8, (50,), prior_variance=None), {}, "full covariances: 501 parameters take 20 of 64 MB"),
+        (opvi.mlp(8, (50,), prior_variance=None), {"memory": 5e6}, "blocks of"),
+        (opvi.mlp(8, (50,), prior_variance=None), {"half_life": math.inf}, "nothing is forgotten"),
+        (opvi.mlp(300, (40,), opvi.categorical(), outputs=3, prior_variance=None), {"memory": 1e6}, "KFAC"),
+        (opvi.mlp(8, (50,), prior_variance=opvi.targets.Gamma()), {}, "first-order OPVI"),
+    ],
+)
+def test_the_choice_and_its_reason(target, options, says):
+    tracker = opvi.tracker(target, **options)
+    assert says in tracker.about
+    assert str(tracker) == tracker.about
+    assert "\n" not in tracker.about
+
+
+def test_the_same_settings_give_the_same_tracker():
+    assert opvi.regressor(2, hidden=(3,)) is opvi.regressor(2, hidden=[3])
+    assert opvi.regressor(2, hidden=(3,)) is not opvi.regressor(2, hidden=(4,))
+    assert opvi.classifier(2, 3, hidden=()) is opvi.classifier(2, 3, hidden=())
+    with pytest.raises(ValueError, match=r"3\.0"):  # equal to 3, and no width
+        opvi.regressor(2, hidden=(3.0,))
+    own = default_settings(5)._replace(bias=np.ones(5, np.float32))
+    assert opvi.regressor(2, hidden=(3,), particles=5, settings=own) is not opvi.regressor(2, hidden=(3,), particles=5)
+
+
+def test_wrong_orders_are_refused():
+    target = opvi.mlp(8, (50,), prior_variance=opvi.targets.Gamma())
+    with pytest.raises(ValueError, match="`replay_rows` is 100, but .* give `example`"):
+        opvi.tracker(target, replay_rows=100)
+    with pytest.raises(ValueError, match="`half_life` is 50"):
+        opvi.tracker(target, half_life=50)
+    with pytest.raises(TypeError, match="`target` is a int, but a tracker needs an `opvi.Target`"):
+        opvi.tracker(5)
+    for name in ("particles", "memory"):
+        with pytest.raises(ValueError, match=f"`{name}` is 0, but must be greater than 0"):
+            opvi.tracker(target, **{name: 0})
+    tracker = opvi.tracker(opvi.gaussian_mixture())
+    state = tracker.init(KEY)
+    with pytest.raises(TypeError, match="no `predict`"):
+        tracker.predict(state, np.zeros(2))
+
+
+def test_rows_unlike_the_example_are_refused():
+    target = opvi.logistic_regression(2)
+    X, y = np.zeros((4, 2), np.float32), np.zeros(4, np.int32)
+    keepers = (
+        opvi.sl_opvi(target, example=X, window=5),
+        opvi.replay(opvi.svgd(target, step=1e-3), (X[:, :1], y)),
+    )
+    for algorithm in keepers:
+        state = algorithm.init(KEY, 3)
+        with pytest.raises(ValueError, match=r"leaves of shape \(4, 2\), \(4,\), but the `example` given has rows"):
+            algorithm.step(KEY, state, opvi.batch((X, y)))
+
+
+# --- calibration of any sampler -----------------------------------------------------------------
+
+
+def test_calibrating_changes_no_bit_of_the_particles():
+    target = opvi.mlp(2, (3,), prior_variance=None)
+    sampler = opvi.gauss_newton(target, noise=opvi.filters.AdaptiveNoise())
+    rng = np.random.default_rng(0)
+    X = rng.normal(size=(200, 2)).astype(np.float32)
+    y = (X[:, 0] - X[:, 1] ** 2 + 0.3 * rng.normal(size=200)).astype(np.float32)
+    plain, _ = opvi.run(sampler, opvi.stream((X, y), 20), KEY, particles=4)
+    tracker = opvi.calibrated(sampler, target, particles=4)
+    calibrated, history = opvi.run(tracker, opvi.stream((X, y), 20), KEY)
+    np.testing.assert_array_equal(plain.particles, calibrated.particles)
+    assert np.isfinite(history.info.log_predictive).all()
+    predictive = tracker.predict(calibrated, X)
+    weights = np.asarray(calibrated.errors.weights)
+    means = opvi.predict(target, plain.particles, X).components.mean
+    np.testing.assert_allclose(predictive.mean(), weights @ np.asarray(means), rtol=1e-4, atol=1e-5)
+
+
+def test_the_temperature_is_found_by_predicting_first():
+    """Labels drawn at half the model's temperature: sharper is better, and 4,000 labels say by how much."""
+    target = opvi.softmax_regression(4, 3)
+    frozen = opvi.svgd(target, step=1e-12)  # so that only the temperature is learnt
+    particles = jnp.tile(opvi.draw(target, 1, 1), (2, 1))
+    x = np.random.default_rng(0).normal(size=(4000, 4)).astype(np.float32)
+    log_p = opvi.predict(target, particles, x).log_probabilities()
+    y = np.asarray(jax.random.categorical(jax.random.key(2), log_p / 0.5))
+    tracker = opvi.calibrated(frozen, target)
+    state, _ = opvi.run(tracker, opvi.stream((x, y), 100), 0, particles=particles)
+    assert float(tracker.predict(state, x[:5]).temperature) == pytest.approx(0.5, rel=0.2)
+    np.testing.assert_allclose(state.particles, particles, atol=1e-6)
+
+
+# --- replay -------------------------------------------------------------------------------------
+
+
+def test_the_reservoir_is_a_uniform_sample():
+    """2,000 runs of 30 rows into 6 places: each row is kept in 1/5 of them, within 5 standard errors."""
+    target = opvi.gaussian_mixture()
+    algorithm = opvi.replay(opvi.svgd(target, step=1e-3), np.zeros(1), rows=6, steps=1)
+    batches = [opvi.batch(np.arange(start, start + 10.0), pad_to=12) for start in (0, 10, 20)]
+
+    start = algorithm.init(KEY, jnp.array([[0.0, 1.0], [1.0, 0.0]]))
+
+    @jax.jit
+    @jax.vmap
+    def kept(key):
+        state = start
+        for batch in batches:
+            state, _ = algorithm.step(key, state, batch)
+        return state.kept, state.filled, state.rows
+
+    rows, filled, seen = kept(jax.random.split(KEY, 2000))
+    assert (filled == 6).all()
+    assert (seen == 30).all()
+    counts = np.bincount(np.asarray(rows, int).ravel(), minlength=30)
+    assert len(counts) == 30
+    np.testing.assert_allclose(counts / 2000, 0.2, atol=5 * np.sqrt(0.16 / 2000))
+    assert all(len(set(row)) == 6 for row in np.asarray(rows))  # no row twice
+
+
+def test_replay_learns_more_from_the_same_rows_and_keeps_nothing_poisoned():
+    rng = np.random.default_rng(0)
+    X = rng.normal(size=(600, 2)).astype(np.float32)
+    y = (np.sin(2 * X[:, 0]) + 0.1 * rng.normal(size=600)).astype(np.float32)
+    target = opvi.mlp(2, (8,), activation=jnp.tanh)
+    errors = []
+    for steps in (1, 5):
+        algorithm = opvi.replay(opvi.tracking.first_order(target), (X[:1], y[:1]), rows=100, steps=steps)
+        with jax.numpy_dtype_promotion("standard"):  # optax's NAdam mixes dtypes
+            state, _ = opvi.run(algorithm, opvi.stream((X[:500], y[:500]), 20), KEY, particles=5)
+        errors.append(float(opvi.metrics.rmse(opvi.predict(target, state.particles, X[500:]), y[500:])))
+        assert int(state.rows) == 500
+        assert int(state.round) == 25
+    assert errors[1] < 0.8 * errors[0]
+    with jax.numpy_dtype_promotion("standard"):
+        after, info = algorithm.step(KEY, state, opvi.batch((np.full((20, 2), np.nan, np.float32), y[:20])))
+    assert not info.finite
+    np.testing.assert_array_equal(after.kept[0], state.kept[0])
+    np.testing.assert_array_equal(after.particles, state.particles)
+    with pytest.raises(ValueError, match="`rows` and `steps` are 0 and 5"):
+        opvi.replay(algorithm, X, rows=0)
+
+
+# --- the watch ----------------------------------------------------------------------------------
+
+
+def test_the_watch_reports_a_change_and_nothing_else():
+    rng = np.random.default_rng(0)
+    X = rng.normal(size=(4000, 1)).astype(np.float32)
+    y = (np.where(np.arange(4000) < 2800, 1, -1) * X[:, 0] + 0.2 * rng.normal(size=4000)).astype(np.float32)
+    tracker = opvi.watched(opvi.regressor(1, hidden=(2,), particles=4))
+    state, history = opvi.run(tracker, opvi.stream((X, y), 20), KEY)
+    at = np.flatnonzero(history.info.changed) * 20
+    assert len(at) >= 1
+    assert 2800 <= at[0] < 2800 + 20 * 20
+    assert (at < 2800).sum() == 0
+    assert int(state.detector.changes) == len(at)
+    assert np.isfinite(tracker.predict(state, X[:5]).mean()).all()
