@@ -1,8 +1,10 @@
 """What all samplers share: counting rounds and rows, weighing the batch, and surviving a bad update."""
 
 import functools
+import inspect
 import math
 from collections.abc import Callable
+from dataclasses import dataclass, field
 from typing import Any, NamedTuple, TypeVar, cast
 
 import jax
@@ -12,8 +14,23 @@ from jax.experimental.xla_metadata import set_xla_metadata
 from jax.lax import optimization_barrier
 from jax.scipy.special import logsumexp
 
-from opvi.targets import Target, score
-from opvi.types import Array, Batch, LikelihoodScale, Particles, Scalar, Schedule, at_round, shapes_of
+from opvi.predictive import Predictive, predict
+from opvi.targets import Target, as_particles, score
+from opvi.types import (
+    Array,
+    Batch,
+    Key,
+    LikelihoodScale,
+    Particles,
+    Predicted,
+    Scalar,
+    Schedule,
+    Start,
+    State,
+    Tree,
+    at_round,
+    shapes_of,
+)
 
 Step = TypeVar("Step", bound=Callable[..., Any])  # or a factory of samplers
 
@@ -21,20 +38,25 @@ Step = TypeVar("Step", bound=Callable[..., Any])  # or a factory of samplers
 def compiled(step: Step) -> Step:
     """The step as a compiled function that gives the same bits wherever it is called from.
 
+    `step(sampler, key, state, batch)` is a function of a module; the sampler is static, so samplers with equal
+    settings share their programs, and jit's own cache is the only one.
+
     XLA would inline it into a surrounding scan, fuse it there in another way and so round in another
     way. On a CPU the inner call is marked as one to leave whole: by hand, in a scan or in `run`, it is one
     program. On a GPU XLA fuses nothing inside such a call, which is six times slower there; barriers around the
     step keep what surrounds it out, and `run` gives the same bits however it is cut.
     """
-    inner = jax.jit(step)
+    static = (0,) if next(iter(inspect.signature(step).parameters)) == "sampler" else ()  # (): not a dataclass yet
+    inner = jax.jit(step, static_argnums=static)
 
     @functools.wraps(step)
-    def outer(key: Any, state: Any, batch: Any) -> Any:
+    def outer(*arguments: Any) -> Any:
+        sampler, arrays = arguments[: len(static)], arguments[len(static) :]
         if jax.default_backend() == "cpu":
-            return set_xla_metadata(inner(key, state, batch), inlineable="false")
-        return optimization_barrier(inner(*optimization_barrier((key, state, batch))))
+            return set_xla_metadata(inner(*sampler, *arrays), inlineable="false")
+        return optimization_barrier(inner(*sampler, *optimization_barrier(arrays)))
 
-    return cast(Step, jax.jit(outer))
+    return cast(Step, jax.jit(outer, static_argnums=static))
 
 
 KEPT = 64  # samplers; the programs of those used least recently are freed
@@ -67,6 +89,29 @@ def made_once(make: Step) -> Step:
 LARGEST_COUNT = 2**31 - 1  # counters stop here instead of turning negative on an endless stream
 
 
+PARTICLES = 100  # drawn by a sampler of a target if nobody says how many
+
+
+@dataclass(frozen=True)
+class TargetSampler:
+    """What the samplers of a target share: how many particles they draw, and how these predict."""
+
+    target: Target
+    particles: int = field(default=PARTICLES, kw_only=True)  # drawn by `init` if it is not told otherwise
+    about: str = field(default="", kw_only=True, compare=False)  # one line: what was chosen, and why
+
+    def drawn(self, key: Key, particles: Start, *, at_least: int = 1) -> Particles:
+        """Return the starting particles, `[n, d]`: those given, or as many as the settings say."""
+        return as_particles(self.target, key, self.particles if particles is None else particles, at_least=at_least)
+
+    def predict(self, state: State, x: Tree) -> Predictive:
+        """Return the posterior predictive at inputs x, as `opvi.predict` does."""
+        return predict(self.target, state.particles, x)
+
+    def __str__(self) -> str:
+        return self.about or repr(self)
+
+
 class StepInfo(NamedTuple):
     """What a round did, for readers; never fed back."""
 
@@ -74,6 +119,7 @@ class StepInfo(NamedTuple):
     log_predictive: Scalar  # mean log predictive density of the batch, before learning from it
     drift: Scalar  # root mean square of the score, or of the move of second-order particles
     finite: Array  # False: an update was not finite, and what it would have moved stayed where it was
+    predicted: Predicted | None = None  # for each row, before learning
 
 
 class Clock(NamedTuple):
@@ -115,6 +161,7 @@ class Weighed(NamedTuple):
 
     scores: Array  # [n, d]
     log_predictive: Scalar
+    predicted: Predicted
 
 
 def weigh(
@@ -124,15 +171,26 @@ def weigh(
     scored = score(target, particles, batch)
     kappa = scale(clock.batch_rows, clock.seen_rows)
     eta = at_round(prior_weight, clock.t)
-    return Weighed(kappa * scored.likelihood + eta * scored.prior, log_predictive_of(scored.log_likelihood, batch))
+    rows = row_densities(scored.log_likelihood)
+    scores = kappa * scored.likelihood + eta * scored.prior
+    return Weighed(scores, mean_over(batch, rows), Predicted(rows))
+
+
+def row_densities(log_likelihood: Array) -> Array:
+    """Log predictive density of each row, from each particle's `[n, B]`; NaN for all where one is NaN."""
+    rows = logsumexp(log_likelihood, axis=0) - math.log(len(log_likelihood))
+    # Asked for by name: XLA's fused exponential on a CPU can turn a NaN into a number.
+    return jnp.where(jnp.isnan(log_likelihood).any(), jnp.nan, rows)
+
+
+def mean_over(batch: Batch, rows: Array) -> Scalar:
+    """Weighted mean of one number per row."""
+    return (rows * batch.weight).sum() / jnp.maximum(batch.weight.sum(), 1e-30)
 
 
 def log_predictive_of(log_likelihood: Array, batch: Batch) -> Scalar:
     """Mean log predictive density of the batch, from each particle's `[n, B]`, before their update (prequential)."""
-    rows = logsumexp(log_likelihood, axis=0) - math.log(len(log_likelihood))
-    mean = (rows * batch.weight).sum() / jnp.maximum(batch.weight.sum(), 1e-30)
-    # Asked for by name: XLA's fused exponential on a CPU can turn a NaN into a number.
-    return jnp.where(jnp.isnan(log_likelihood).any(), jnp.nan, mean)
+    return mean_over(batch, row_densities(log_likelihood))
 
 
 def keep_if_finite(new: Any, old: Any, particles: Particles, log_predictive: Scalar) -> tuple[Any, Array]:

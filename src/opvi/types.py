@@ -1,7 +1,7 @@
-"""The nouns every layer shares: batches, algorithms, field values and errors."""
+"""The nouns every room shares: batches, samplers, states, infos, field values and errors."""
 
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol, TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -11,9 +11,13 @@ Array = jax.Array
 Key = jax.Array
 Particles = jax.Array  # [n, d]
 Scores = jax.Array  # [n, d]
-Params = Any  # the user's pytree: one particle, unravelled
-Data = Any  # a pytree of arrays that share a leading axis of rows
 Scalar = jax.Array
+ArrayLike = Any  # whatever `numpy.asarray` takes: an array of any library, a list, a number
+Tree = Any  # a pytree of arrays
+Params = Tree  # the user's pytree: one particle, unravelled
+Data = Tree  # a pytree of arrays that share a leading axis of rows
+Seed = Any  # a JAX key, or an integer from which one is made
+Start = Any  # where particles start: a count to draw, an `[n, d]` matrix, a stacked pytree, or None for the usual count
 LARGEST_VALUE = 1e18  # of a number in the data: in float32 the square of a larger one is close to infinity
 
 
@@ -28,31 +32,101 @@ class Batch(NamedTuple):
     weight: Array  # [B]: 1 for a row, 0 for padding, w for a row that counts w times
 
 
-class Algorithm(NamedTuple):
-    """A sampler as two pure functions.
+class Predicted(NamedTuple):
+    """What a sampler predicted for the rows of a batch before it learnt from them."""
 
-    `init(key, particles)` gives the state; `particles` is a count to draw, an `[n, d]` matrix, or a
-    stacked pytree. `step(key, state, batch)` gives `(state, info)`. Pass the *same* key to every
-    step: the step folds the round number into it, so looping, scanning and resuming agree.
+    log_density: Array  # [B]: log predictive density, or log probability, of each y
+    mean: Array | None = None  # [B]: of a number
+    level: Array | None = None  # [B]: P(Y ≤ y) of a number, the probability integral transform
+    probabilities: Array | None = None  # [B, C]: of the classes
+
+
+class State(Protocol):
+    """What the next round needs, and nothing else: a NamedTuple of arrays and of other states."""
+
+    @property
+    def particles(self) -> Particles:
+        """The particles, `[n, d]`."""
+
+    @property
+    def round(self) -> Array:
+        """The number of rounds done."""
+
+    @property
+    def rows(self) -> Array:
+        """The number of rows learnt."""
+
+
+class Info(Protocol):
+    """What a round did, for readers; never fed back. A NamedTuple."""
+
+    @property
+    def rows(self) -> Array:
+        """The number of rows learnt, this batch included."""
+
+    @property
+    def log_predictive(self) -> Scalar:
+        """Mean log predictive density of the batch, before learning from it."""
+
+    @property
+    def drift(self) -> Scalar:
+        """Root mean square of the score, or of the move of second-order particles."""
+
+    @property
+    def finite(self) -> Array:
+        """False: an update was not finite, and what it would have moved stayed where it was."""
+
+    @property
+    def predicted(self) -> Predicted | None:
+        """What was predicted for each row before learning; None where the sampler has no model of y."""
+
+
+class Prediction(Protocol):
+    """The posterior predictive at some rows, as far as every sampler's has it; see `opvi.Predictive`."""
+
+    def log_density(self, y: Array) -> Array:
+        """Return the log predictive density of y, row by row."""
+
+
+S = TypeVar("S", bound=State)
+
+
+class Sampler(Protocol[S]):
+    """A sampler: a frozen, hashable dataclass whose fields are its settings and whose methods are pure.
+
+    Samplers with equal settings are equal, so programs compiled for one serve the other. Pass the *same* key to
+    every step: the step folds the round number into it, so looping, scanning and resuming agree.
     """
+
+    def init(self, key: Key, particles: Start = None) -> S:
+        """Return the state before any row; None draws the usual number of particles."""
+
+    def step(self, key: Key, state: S, batch: Batch) -> tuple[S, Info]:
+        """Predict the batch, learn from it, and return the new state with what happened."""
+
+    def predict(self, state: S, x: Tree) -> Prediction:
+        """Return the posterior predictive at inputs x."""
+
+    @property
+    def about(self) -> str:
+        """One line: what was chosen, and why."""
+
+
+class Algorithm(NamedTuple):
+    """On its way out: a sampler that is not a dataclass yet."""
 
     init: Callable[[Key, Any], Any]
     step: Callable[[Key, Any, Batch], tuple[Any, Any]]
 
 
 class Tracker(NamedTuple):
-    """A sampler that knows how to predict: everything a stream of data needs, chosen and set up.
-
-    `init` and `step` are an `Algorithm`'s (`init(key)` draws the recommended number of particles), so
-    `opvi.run(tracker, stream, key)` takes it. `predict(state, x)` gives the posterior predictive. `relearn(key,
-    state, batch)` learns from rows seen before: neither calibration nor scaling nor counts hear of them.
-    """
+    """On its way out: a sampler that is not a dataclass yet, and predicts."""
 
     init: Callable[..., Any]
     step: Callable[[Key, Any, Batch], tuple[Any, Any]]
     predict: Callable[[Any, Any], Any]
-    about: str  # one line: what was picked, and why
-    relearn: Callable[[Key, Any, Batch], Any] | None = None  # gives the state
+    about: str
+    relearn: Callable[[Key, Any, Batch], Any] | None = None
 
     def __str__(self) -> str:
         return self.about
@@ -67,7 +141,7 @@ class FieldValue(NamedTuple):
 
 
 Field = Callable[[Particles, Scores], FieldValue]
-Schedule = float | Callable[[Array], Any]  # a number, or a function of the round t = 1, 2, …
+Schedule = float | Callable[[Array], Array]  # a number, or a function of the round t = 1, 2, …
 # κ(rows of this batch, rows seen including this batch) -> factor on the batch's summed gradient
 LikelihoodScale = Callable[[Array, Array], Array]
 
@@ -75,14 +149,14 @@ LikelihoodScale = Callable[[Array, Array], Array]
 class DivergedError(FloatingPointError):
     """A round's update was not finite. `state` and `history` hold everything up to the round before."""
 
-    def __init__(self, message: str, state: Any = None, history: Any = None):
+    def __init__(self, message: str, state: State | None = None, history: tuple[object, ...] | None = None):
         super().__init__(message)
         self.state = state
         self.history = history
 
 
-def as_key(key: Any) -> Key:
-    """A JAX key from a key or an integer seed."""
+def as_key(key: Seed) -> Key:
+    """Return a JAX key from a key or an integer seed."""
     if isinstance(key, int | np.integer):
         return jax.random.key(int(key))
     if isinstance(key, jax.Array):
@@ -91,11 +165,11 @@ def as_key(key: Any) -> Key:
 
 
 def at_round(schedule: Schedule, t: Array) -> Array:
-    """The value of a schedule at round t, in t's dtype."""
+    """Return the value of a schedule at round t, in t's dtype."""
     value = schedule(t) if callable(schedule) else schedule
     return jnp.asarray(value).astype(t.dtype)
 
 
-def shapes_of(tree: Any) -> str:
-    """The shapes of a pytree's leaves, for error messages."""
+def shapes_of(tree: Tree) -> str:
+    """Return the shapes of a pytree's leaves, for error messages."""
     return ", ".join(str(np.shape(leaf)) for leaf in jax.tree.leaves(tree)) or "no arrays"

@@ -1,14 +1,24 @@
 """Langevin dynamics: independent particles moved by the score and fresh noise."""
 
-from typing import Any, NamedTuple
+from dataclasses import dataclass
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 
-from opvi._steps import StepInfo, compiled, keep_if_finite, positive_step, root_mean_square, tick, weigh
+from opvi._steps import (
+    StepInfo,
+    TargetSampler,
+    compiled,
+    keep_if_finite,
+    positive_step,
+    root_mean_square,
+    tick,
+    weigh,
+)
 from opvi.flows.schedules import batch_sum
-from opvi.targets import Target, as_particles, cast
-from opvi.types import Algorithm, Array, Batch, Key, LikelihoodScale, Particles, Schedule, at_round
+from opvi.targets import Target, cast
+from opvi.types import Array, Batch, Key, LikelihoodScale, Particles, Schedule, Start, at_round
 
 
 class LangevinState(NamedTuple):
@@ -19,6 +29,25 @@ class LangevinState(NamedTuple):
     rows: Array
 
 
+@dataclass(frozen=True)
+class Langevin(TargetSampler):
+    """Settings of `langevin`."""
+
+    step_size: Schedule
+    temperature: Schedule
+    prior_weight: Schedule
+    likelihood_scale: LikelihoodScale
+
+    def init(self, key: Key, particles: Start = None) -> LangevinState:
+        """Return the state before any row."""
+        zero = jnp.zeros((), jnp.int32)
+        return LangevinState(self.drawn(key, particles), zero, zero)
+
+    def step(self, key: Key, state: LangevinState, batch: Batch) -> tuple[LangevinState, StepInfo]:
+        """Learn from a batch."""
+        return _step(self, key, state, batch)
+
+
 def langevin(
     target: Target,
     *,
@@ -26,13 +55,14 @@ def langevin(
     temperature: Schedule = 1.0,
     prior_weight: Schedule = 1.0,
     likelihood_scale: LikelihoodScale = batch_sum,
-) -> Algorithm:
-    r"""Unadjusted (stochastic gradient) Langevin dynamics, one batch a round.
+) -> Langevin:
+    r"""Unadjusted (stochastic gradient) Langevin dynamics, one batch per round.
 
     $$x \gets x + \alpha_t s(x) + \sqrt{2 \alpha_t \tau_t}\, \xi, \qquad
       s = \kappa_t \nabla \ell_t + \eta_t \nabla \log p_0, \quad \xi \sim N(0, I)$$
 
     Args:
+        target: the posterior to sample.
         step: $\alpha_t$, a number or a schedule. Noise and drift are tied, so no optimizer fits here.
         temperature: $\tau_t$; 1 samples, 0 descends.
         prior_weight: $\eta_t$, as in `parvi`.
@@ -40,22 +70,20 @@ def langevin(
     """
     if not callable(step):
         positive_step(step)
+    return Langevin(target, step, temperature, prior_weight, likelihood_scale)
 
-    def init(key: Key, particles: Any) -> LangevinState:
-        zero = jnp.zeros((), jnp.int32)
-        return LangevinState(as_particles(target, key, particles), zero, zero)
 
-    @compiled
-    def step_(key: Key, state: LangevinState, batch: Batch) -> tuple[LangevinState, StepInfo]:
-        x = state.particles
-        batch = cast(batch, x.dtype)
-        clock = tick(state, batch)
-        s, log_predictive = weigh(target, x, batch, clock, likelihood_scale, prior_weight)
-        alpha, tau = at_round(step, clock.t), at_round(temperature, clock.t)
-        noise = jax.random.normal(jax.random.fold_in(key, clock.round), x.shape, x.dtype)
-        x_new = x + alpha * s + jnp.sqrt(2 * alpha * tau) * noise
-        kept, finite = keep_if_finite(LangevinState(x_new, clock.round, clock.rows), state, x_new, log_predictive)
-        info = StepInfo(clock.rows, log_predictive, root_mean_square(s), finite)
-        return kept._replace(round=clock.round, rows=clock.rows), info
-
-    return Algorithm(init, step_)
+@compiled
+def _step(sampler: Langevin, key: Key, state: LangevinState, batch: Batch) -> tuple[LangevinState, StepInfo]:
+    x = state.particles
+    batch = cast(batch, x.dtype)
+    clock = tick(state, batch)
+    s, log_predictive, predicted = weigh(
+        sampler.target, x, batch, clock, sampler.likelihood_scale, sampler.prior_weight
+    )
+    alpha, tau = at_round(sampler.step_size, clock.t), at_round(sampler.temperature, clock.t)
+    noise = jax.random.normal(jax.random.fold_in(key, clock.round), x.shape, x.dtype)
+    x_new = x + alpha * s + jnp.sqrt(2 * alpha * tau) * noise
+    kept, finite = keep_if_finite(LangevinState(x_new, clock.round, clock.rows), state, x_new, log_predictive)
+    info = StepInfo(clock.rows, log_predictive, root_mean_square(s), finite, predicted)
+    return kept._replace(round=clock.round, rows=clock.rows), info

@@ -75,7 +75,7 @@ def online_map(
         w = state.particles
         batch = cast(batch, w.dtype)
         clock = tick(state, batch)
-        s, log_predictive = weigh(target, w, batch, clock, likelihood_scale, prior_weight)
+        s, log_predictive, _ = weigh(target, w, batch, clock, likelihood_scale, prior_weight)
         move, optimizer_state = optimizer.update(-s, state.optimizer, w)
         w_new = project(w + move)
         kept, finite = keep_if_finite(

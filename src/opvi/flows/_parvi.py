@@ -73,7 +73,7 @@ def parvi(
         batch = cast(batch, x.dtype)
         clock = tick(state, batch)
         y = state.ahead if acceleration else x
-        scores, log_predictive = weigh(target, y, batch, clock, likelihood_scale, prior_weight)
+        scores, log_predictive, _ = weigh(target, y, batch, clock, likelihood_scale, prior_weight)
         u, r, h = field(y, scores)
         v = u + at_round(repulsion, clock.t) * r
         move, optimizer_state = optimizer.update(-v, state.optimizer, y)
