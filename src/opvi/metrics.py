@@ -10,7 +10,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.scipy.stats import norm
-from scipy.optimize import linear_sum_assignment  # scipy comes with jax
 
 from opvi.flows.kernels import centred, median, squared_distances
 from opvi.predictive import Normal, Predictive, StudentT
@@ -148,6 +147,8 @@ def wasserstein2(x: Particles | np.ndarray, y: Particles | np.ndarray) -> float:
     if a.shape[1] == 1:  # on a line, sorting is optimal
         return float(np.sqrt(((np.sort(a[:, 0]) - np.sort(b[:, 0])) ** 2).mean()))
     a, b = a - b.mean(0), b - b.mean(0)
+    from scipy.optimize import linear_sum_assignment  # loads for a quarter of a second, which few need
+
     cost = (a**2).sum(1)[:, None] + (b**2).sum(1)[None, :] - 2 * a @ b.T
     rows, columns = linear_sum_assignment(cost)
     return float(np.sqrt(((a[rows] - b[columns]) ** 2).sum(1).mean()))

@@ -6,7 +6,6 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
-from scipy.optimize import minimize  # scipy comes with jax
 
 from opvi.flows.schedules import vanishing
 from opvi.running._stream import row_count, without_bad_rows
@@ -205,6 +204,8 @@ def _by_solver(
     tolerance: float,
 ) -> Cost:
     """Round by round: a warm start is worth more than a batch."""
+    from scipy.optimize import minimize  # not loaded with opvi: few need it
+
     at = jax.jit(
         lambda a, eta, w: (jax.vmap(lambda v: whole(a, eta, v))(w), jax.vmap(lambda v: jax.grad(of_rows, 1)(a, v))(w))
     )

@@ -7,7 +7,6 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
-from scipy.spatial import cKDTree  # scipy comes with jax
 
 from opvi.metrics import wasserstein2
 from opvi.regret._costs import Quadratic, quadratic_part
@@ -73,6 +72,8 @@ def sample_kl(x: Any, y: Any, neighbours: int = 5) -> float:
         return math.nan
     if min(len(a) - 1, len(b)) < neighbours:
         raise ValueError(f"samples have {len(a)} and {len(b)} rows, but {neighbours} neighbours need more. Draw more.")
+    from scipy.spatial import cKDTree  # not loaded with opvi: few need it
+
     inside = cKDTree(a).query(a, k=[neighbours + 1])[0][:, 0]  # the first neighbour is the point itself
     across = cKDTree(b).query(a, k=[neighbours])[0][:, 0]
     if not (inside > 0).all():

@@ -2,7 +2,6 @@
 
 import os
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -54,6 +53,8 @@ class Engine:
         self.dtype = jax.eval_shape(lambda state: state.particles, self.state).dtype
         cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
         self._threads = cores if on_cpu and programs.size_of(self.state) <= SMALL else 1
+        from concurrent.futures import ThreadPoolExecutor  # not loaded with opvi: only fleets need it
+
         self._pool = ThreadPoolExecutor(self._threads, "opvi-fleet")  # starts no thread before it is used
 
     def prepare(self, batch: Batch) -> None:
