@@ -1,10 +1,18 @@
 """Second-order samplers: particles that remember the past as curvature."""
 
+from opvi.filters._covariance import Covariance as Covariance
 from opvi.filters._gain_one import GainOneState as GainOneState
 from opvi.filters._gain_one import gain_one as gain_one
 from opvi.filters._gauss_newton import AdaptiveNoise as AdaptiveNoise
 from opvi.filters._gauss_newton import GaussNewtonState as GaussNewtonState
 from opvi.filters._gauss_newton import gauss_newton as gauss_newton
+from opvi.filters._kalman import Absorbed as Absorbed
+from opvi.filters._kalman import Gain as Gain
+from opvi.filters._kalman import absorb as absorb
+from opvi.filters._kalman import gain as gain
+from opvi.filters._kalman import move_by_residuals as move_by_residuals
+from opvi.filters._kalman import move_by_score as move_by_score
+from opvi.filters._kalman import times as times
 from opvi.filters._kfac import KFACState as KFACState
 from opvi.filters._kfac import kfac as kfac
 from opvi.filters._linear_ekf import LinearState as LinearState

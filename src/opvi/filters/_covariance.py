@@ -10,6 +10,7 @@ from opvi.types import Array
 
 MEND_EVERY = 16  # updates; rounding makes matrices lopsided, and a transpose is slow
 SMALLEST_SHARE = 1e-6  # of the largest variance allowed: below it a variance is rounding error
+EXACT = jax.lax.Precision.HIGHEST  # of products: by default a GPU rounds their factors to ten bits
 LOOSENING = 5e-4  # of what forgetting adds to the variances, the share that it adds to each alone
 
 Tree = TypeVar("Tree")
@@ -54,7 +55,7 @@ def shed(C: Covariance, Z: Array, gamma: Array, largest: Array) -> Covariance:
     Args:
         C: the covariance.
         Z: rows to take off, `[n, K, R, D]`.
-        gamma: forgetting, one number a particle; 1 forgets nothing.
+        gamma: forgetting, one number per particle; 1 forgets nothing.
         largest: the largest variances, `[n, K, D]`.
     """
     gamma = gamma[:, None, None]
@@ -64,7 +65,8 @@ def shed(C: Covariance, Z: Array, gamma: Array, largest: Array) -> Covariance:
     diagonal = jnp.eye(Z.shape[-1], dtype=Z.dtype)[None, None]
     after = variance * scale**2
     loose = LOOSENING * (1 / gamma - 1) * after
-    matrices = C.matrices * (scale[..., :, None] * scale[..., None, :]) - jnp.einsum("nkrd,nkre->nkde", Z, Z)
+    matrices = C.matrices * (scale[..., :, None] * scale[..., None, :])
+    matrices = matrices - jnp.einsum("nkrd,nkre->nkde", Z, Z, precision=EXACT)
     matrices = matrices + loose[..., None] * diagonal
 
     def mend(matrices: Array) -> Array:

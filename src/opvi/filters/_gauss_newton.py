@@ -9,6 +9,7 @@ import numpy as np
 
 from opvi._steps import StepInfo, compiled, log_predictive_of, root_mean_square, tick
 from opvi.filters import _covariance as covariance
+from opvi.filters import _kalman as kalman
 from opvi.filters._blocks import Blocks, within
 from opvi.filters._covariance import Covariance
 from opvi.predictive import Distribution, Normal
@@ -106,20 +107,6 @@ def gauss_newton(
         A = jnp.einsum("bck,bcd->bkd", L * jnp.sqrt(weight)[:, None, None], J).reshape(-1, len(w))
         return A, jnp.einsum("bcd,bc->d", J, g * weight[:, None])
 
-    def absorb(past: Covariance, A: Array, score: Array, blocks: Blocks) -> tuple[Array, Array]:
-        """Every particle's move, and Z with $C' = C - Z^T Z$."""
-        rows = jnp.moveaxis(blocks.gather(jnp.concatenate([A, score[:, None]], 1)), 1, 2)  # [n, K, R + 1, D]
-        product = rows @ past.matrices
-        AC, moved = product[:, :, :-1], product[:, :, -1]
-        identity = jnp.eye(A.shape[1], dtype=A.dtype)[None]
-        S = jnp.einsum("nkrd,nksd->nrs", AC, rows[:, :, :-1]) + identity
-        # The small inverse and a product: on a CPU several times faster than solving for d columns.
-        root = jnp.linalg.cholesky(S)
-        inverse = jax.scipy.linalg.solve_triangular(root, jnp.broadcast_to(identity, S.shape), lower=True)
-        Z = jnp.einsum("nrs,nksd->nkrd", inverse, AC)
-        along = jnp.einsum("nkrd,nkd->nr", Z, rows[:, :, -1])
-        return blocks.scatter(moved - jnp.einsum("nkrd,nr->nkd", Z, along)), Z
-
     @compiled
     def step_(key: Key, state: GaussNewtonState, batch: Batch) -> tuple[GaussNewtonState, StepInfo]:
         w = state.particles
@@ -138,25 +125,21 @@ def gauss_newton(
             R = jnp.maximum(noise.share * error, noise.smallest)
             dist = dist._replace(variance=jnp.broadcast_to(R[:, None], dist.variance.shape))
         A, gradient = jax.vmap(linearise, (0, 0, None, None))(w, dist, batch.data, batch.weight)
-        move, Z = absorb(state.past, A, gradient, blocks)
-        # A particle whose update is not finite sits this round out; the others learn.
-        known = ~jnp.isnan(log_predictive)
-        good = jnp.isfinite(move.sum(1) + (Z**2).sum((1, 2, 3)) + error) & known
-        move = jnp.where(good[:, None], move, 0)
-        Z = jnp.where(good[:, None, None, None], Z, 0)
-        error = jnp.where(good, error, state.error)
+        rows = jnp.moveaxis(blocks.gather(jnp.concatenate([A, gradient[:, None]], 1)), 1, 2)  # [n, K, R + 1, D]
+        product = kalman.times(rows, state.past)
+        new = kalman.gain(rows[:, :, :-1], product[:, :, :-1])
+        move = kalman.move_by_score(new, rows[:, :, -1], product[:, :, -1])
         if half_life is None:
             gamma = at_round(forgetting, clock.t)
         else:
             gamma = jnp.exp2(-batch.weight.sum() / at_round(half_life, clock.seen_rows))
-        gamma = jnp.where(good, gamma, 1)
         largest = jnp.tile(largest_growth * prior(blocks, w[0])[None], (len(w), 1, 1))
-        past = covariance.shed(state.past, Z, gamma, largest)
-        # Where the data were in order, correlations gone bad are the cause.
-        past = covariance.without_correlations(past, ~good & known & jnp.isfinite(gradient.sum(1)))
-        info = StepInfo(clock.rows, log_predictive, root_mean_square(move), good.all())
-        w = jnp.where(good[:, None], w + move, w)
-        return GaussNewtonState(w, past, error, clock.round, clock.rows), info
+        trusted = jnp.isfinite(gradient.sum(1) + error) & ~jnp.isnan(log_predictive)
+        done = kalman.absorb(state.past, new, move, gamma, largest, trusted)
+        move = blocks.scatter(done.move)
+        info = StepInfo(clock.rows, log_predictive, root_mean_square(move), done.good.all())
+        error = jnp.where(done.good, error, state.error)
+        return GaussNewtonState(w + move, done.past, error, clock.round, clock.rows), info
 
     return Algorithm(init, step_)
 

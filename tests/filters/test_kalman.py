@@ -1,0 +1,111 @@
+"""The one Kalman update against dense matrices in double precision."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from opvi.filters import Covariance, absorb, gain, move_by_residuals, move_by_score, times
+
+N, R, D = 3, 4, 5
+LARGEST = 50.0
+
+
+def dense(matrices):
+    """Every particle's covariance as one matrix, its blocks along the diagonal."""
+    n, blocks, d, _ = matrices.shape
+    out = np.zeros((n, blocks * d, blocks * d))
+    for k in range(blocks):
+        out[:, k * d : (k + 1) * d, k * d : (k + 1) * d] = matrices[:, k]
+    return out
+
+
+def flat(rows):
+    """Rows [n, K, R, D] as [n, R, K·D]."""
+    return np.moveaxis(rows, 1, 2).reshape(len(rows), rows.shape[2], -1)
+
+
+def problem(blocks):
+    rng = np.random.default_rng(blocks)
+    roots = rng.normal(size=(N, blocks, D, 2 * D))
+    return (
+        roots @ np.swapaxes(roots, 2, 3) / D,
+        rng.normal(size=(N, blocks, R, D)),
+        rng.normal(size=(N, blocks, D)),
+        rng,
+    )
+
+
+def small(array):
+    return jnp.asarray(array, jnp.float32)
+
+
+def updated(C, A, gamma=1.0, **how):
+    past, A = Covariance(small(C), jnp.zeros((), jnp.int32)), small(A)
+    new = gain(A, times(A, past))
+    if "score" in how:
+        g = small(how["score"])
+        move = move_by_score(new, g, times(g[:, :, None], past)[:, :, 0])
+    else:
+        move = move_by_residuals(new, small(how["residual"]), how["limit"])
+    return absorb(past, new, move, small(gamma), jnp.full(C.shape[:3], LARGEST), how.get("trusted"))
+
+
+@pytest.mark.parametrize("blocks", [1, 2])
+def test_a_score_moves_particles_by_the_new_covariance(blocks):
+    """$C' = (C^{-1} + A^T A)^{-1}$ within each block, and a move of $C' g$ where there is one block."""
+    C, A, g, _ = problem(blocks)
+    done = jax.jit(lambda: updated(C, A, score=g))()
+    full, rows = dense(C), flat(A)
+    S = rows @ full @ np.swapaxes(rows, 1, 2) + np.eye(R)
+    after = full - full @ np.swapaxes(rows, 1, 2) @ np.linalg.solve(S, rows @ full)
+    move = np.einsum("nde,ne->nd", after, g.reshape(N, -1))
+    np.testing.assert_allclose(np.asarray(done.move).reshape(N, -1), move, rtol=1e-3, atol=1e-4)
+    found = dense(np.asarray(done.past.matrices))
+    np.testing.assert_allclose(found, np.where(full != 0, after, 0), rtol=1e-3, atol=1e-4)
+    if blocks == 1:
+        np.testing.assert_allclose(after, np.linalg.inv(np.linalg.inv(full) + np.swapaxes(rows, 1, 2) @ rows))
+    assert done.good.all()
+
+
+def test_residuals_move_particles_as_a_kalman_filter_and_an_outlier_by_its_limit_alone():
+    C, A, _, rng = problem(2)
+    residual, limit = rng.normal(size=(N, R)), 3.0
+    residual[:, 1] = [1e4, -1e4, 0.1]
+    done = updated(C, A, residual=residual, limit=limit)
+    full, rows = dense(C), flat(A)
+    S = rows @ full @ np.swapaxes(rows, 1, 2) + np.eye(R)
+    largest = limit * np.sqrt(np.einsum("nrr->nr", S))
+    assert (np.abs(np.delete(residual, 1, 1)) < np.delete(largest, 1, 1)).all()
+    gained = full @ np.swapaxes(rows, 1, 2) @ np.linalg.inv(S)
+    expected = np.einsum("ndr,nr->nd", gained, residual.clip(-largest, largest))
+    np.testing.assert_allclose(np.asarray(done.move).reshape(N, -1), expected, rtol=1e-3, atol=1e-4)
+
+
+def test_forgetting_divides_each_particles_covariance_once():
+    C, A, g, _ = problem(1)
+    gamma = np.array([1.0, 0.9, 0.5])
+    kept, forgot = (np.asarray(updated(C, A, gamma, score=g).past.matrices) for gamma in (np.ones(N), gamma))
+    off = ~np.eye(D, dtype=bool)  # the diagonal is loosened a little on top
+    np.testing.assert_allclose(forgot[:, 0, off], kept[:, 0, off] / gamma[:, None], rtol=1e-5)
+
+
+def test_bad_particles_sit_out_alone_and_forget_their_correlations_unless_the_rows_are_bad():
+    C, A, g, _ = problem(1)
+    g[0, 0, 2] = np.nan
+    C[1, 0] = -C[1, 0] + 2 * np.diag(np.diag(C[1, 0]))  # variances as before, and some direction's negative
+    values, vectors = np.linalg.eigh(C[1, 0])
+    assert values[0] < 0
+    A[1, 0] = 0
+    A[1, 0, 0] = np.sqrt(-0.7 / values[0]) * vectors[:, 0]  # which a row looks at: S = 0.3, and all is finite
+    before = np.asarray(small(C))
+    done = updated(C, A, 0.9, score=g)
+    assert done.good.tolist() == [False, False, True]
+    assert not np.asarray(done.move[:2]).any()
+    for i in range(2):
+        np.testing.assert_allclose(done.past.matrices[i, 0], np.diag(np.diag(before[i, 0])), rtol=1e-6)
+    assert np.abs(done.move[2]).min() > 0
+    refused = updated(C, A, 0.9, score=g, trusted=jnp.array([False, True, False]))
+    assert refused.good.tolist() == [False, False, False]
+    np.testing.assert_allclose(np.asarray(refused.past.matrices)[[0, 2]], before[[0, 2]], rtol=1e-6)
+    np.testing.assert_allclose(refused.past.matrices[1, 0], np.diag(np.diag(before[1, 0])), rtol=1e-6)
