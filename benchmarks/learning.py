@@ -24,7 +24,7 @@ from opvi.app.learn import Learner, RunDirectory, Settings
 from opvi.app.learn._learner import BATCH, Stop
 from opvi.app.learn._models import model
 from opvi.app.learn._starting import Asked, ready
-from opvi.running._run import advance
+from opvi.running._engine import advance
 from opvi.types import Batch
 
 COLUMNS = 10
@@ -89,7 +89,7 @@ def bare(learner: Learner, x: np.ndarray, y: np.ndarray) -> float:
     for at in range(0, len(y) - rows + 1, rows):
         data = (x[at : at + rows].reshape(room, BATCH, -1), y[at : at + rows].reshape(room, BATCH))
         batch = Batch(data, np.ones((room, BATCH), np.float32))  # type: ignore[arg-type]
-        state, _ = advance(tracker.step, None, (), key, state, batch, jnp.int32(room))
+        state, _ = advance(tracker, None, (), key, state, batch, jnp.int32(room))
         jax.block_until_ready(state)
         if not at:
             start = time.perf_counter()
@@ -127,7 +127,7 @@ def late_over_early(learner: Learner, early: Any, repeats: int = 15) -> float:
 
     def seconds(state: Any) -> float:
         start = time.perf_counter()
-        jax.block_until_ready(advance(tracker.step, None, (), jax.random.key(0), state, batch, jnp.int32(room)))
+        jax.block_until_ready(advance(tracker, None, (), jax.random.key(0), state, batch, jnp.int32(room)))
         return time.perf_counter() - start
 
     seconds(early)  # compiled

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import jax
 import jax.numpy as jnp
@@ -15,15 +15,14 @@ import numpy as np
 
 from opvi.flows.schedules import BatchRule, within_budget
 from opvi.running._checkpoint import Checkpoints
+from opvi.running._engine import CHUNK_ROUNDS, Record, advance, one_round, started
 from opvi.running._progress import Progress
+from opvi.running._rows import as_rows, joined, padded, row_count, size_of, taken
 from opvi.running._saving import SAVE_EVERY, Saver
-from opvi.running._stream import row_count
 from opvi.running._stream import stream as make_stream
-from opvi.types import Algorithm, Array, Batch, Data, DivergedError, Key, Tracker, as_key
+from opvi.types import Algorithm, Batch, Data, DivergedError, Key, Sampler, Tracker, as_key
 
 CHUNK_BYTES = 1 << 24  # of batches and of recorded values held at once
-CHUNK_ROUNDS = 512
-PARTICLES = 100  # drawn if the caller does not say how many
 
 
 class Chunk(NamedTuple):
@@ -40,53 +39,17 @@ class History(NamedTuple):
     """A run as arrays, one entry a round."""
 
     round: np.ndarray  # [T]: 1, 2, …
-    info: Any  # the algorithm's Info, leaves [T, ...]
+    info: Any  # the sampler's Info, leaves [T, ...]
     record: Any  # what `record` returned, leaves [T, ...], or None
     callbacks: dict[str, Any]  # name -> {"round": [m], "value": leaves [m, ...]}
     seconds: float  # wall time, compilation included
 
 
-Record = Callable[[Any, Any, Batch], Any]
 Callback = Callable[[Chunk], Any]
-Watcher = Callable[[Any, Any, Batch], Any]  # a callback's own `record`: states before and after, batch
-
-
-def _round(
-    step: Callable[..., Any], record: Record | None, watchers: tuple[Watcher, ...], key: Key, state: Any, batch: Batch
-) -> tuple[Any, Any]:
-    before = state
-    state, info = step(key, before, batch)
-    watched = [watcher(before, state, batch) for watcher in watchers]
-    return state, (info, record(state, info, batch) if record else None, watched)
-
-
-@partial(jax.jit, static_argnums=(0, 1, 2))
-def advance(
-    step: Callable[..., Any],
-    record: Record | None,
-    watchers: tuple[Watcher, ...],
-    key: Key,
-    state: Any,
-    batches: Batch,
-    count: Array,
-) -> tuple[Any, Any]:
-    """The first `count` of the stacked batches, one after the other. A traced count: any length, one program."""
-
-    one = partial(_round, step, record, watchers, key)
-    first = jax.tree.map(lambda leaf: leaf[0], batches)
-    room = len(batches.weight)
-    out = jax.tree.map(lambda s: jnp.zeros((room, *s.shape), s.dtype), jax.eval_shape(one, state, first)[1])
-
-    def body(i: Array, carry: tuple[Any, Any]) -> tuple[Any, Any]:
-        state, out = carry
-        state, values = one(state, jax.tree.map(lambda leaf: leaf[i], batches))
-        return state, jax.tree.map(lambda rows, value: rows.at[i].set(value), out, values)
-
-    return jax.lax.fori_loop(0, count, body, (state, out))
 
 
 def run(
-    algorithm: Algorithm | Tracker,
+    sampler: Sampler | Algorithm | Tracker,
     stream: Iterable[Batch],
     key: Any,
     *,
@@ -102,14 +65,14 @@ def run(
 ) -> tuple[Any, History]:
     """Run a sampler over a stream. Returns its state and the history.
 
-    The result is the same, bit for bit, as calling `algorithm.step` in a loop, whatever `every` is and
-    wherever the run is cut and resumed: `run(algorithm, stream.after(state.round), key, state=state)`.
+    The result is the same, bit for bit, as calling `sampler.step` in a loop, whatever `every` is and
+    wherever the run is cut and resumed: `run(sampler, stream.after(state.round), key, state=state)`.
 
     Args:
-        algorithm: e.g. `opvi.tracker(target)` or `opvi.opvi(target, step=0.01)`.
+        sampler: e.g. `opvi.tracker(target)` or `opvi.opvi(target, step=0.01)`.
         stream: `opvi.stream(...)`, or any iterable of `Batch`.
         key: a JAX key or an integer seed. The same key resumes the same run.
-        particles: what `algorithm.init` takes: how many to draw, or the particles themselves. 100 if not given,
+        particles: what `sampler.init` takes: how many to draw, or the particles themselves. 100 if not given,
             or as many as a tracker recommends.
         state: where to go on from, instead of new particles.
         rounds: stop after this many more rounds; with `checkpoint`, after this many since the run began.
@@ -135,8 +98,7 @@ def run(
         if resumed:
             state, stream, rounds = resumed
         elif state is None:
-            usual = () if isinstance(algorithm, Tracker) else (PARTICLES,)
-            state = algorithm.init(key, *(usual if particles is None else (particles,)))
+            state = started(sampler, key, particles)  # type: ignore[arg-type]
         source = _first(stream, rounds)
         head = next(source, None)
         if head is None and resumed:  # all of it was learnt before
@@ -149,11 +111,13 @@ def run(
         label = progress if isinstance(progress, str) else "learning"
         bar = stack.enter_context(Progress(label, int(state.round), last, bool(progress)))
         place = getattr(stream, "place", lambda batches: batches)  # where rows come from several processes
-        return _over(algorithm.step, key, state, head, source, place, record, callbacks or {}, every, bar, saver)
+        return _over(
+            cast(Sampler, sampler), key, state, head, source, place, record, callbacks or {}, every, bar, saver
+        )
 
 
 def _over(
-    step: Callable[..., Any],
+    sampler: Sampler,
     key: Key,
     state: Any,
     head: Batch,
@@ -172,20 +136,23 @@ def _over(
             "`opvi.stream((X, y), batch_size=20)`."
         )
     watchers = {name: callback.record for name, callback in callbacks.items() if hasattr(callback, "record")}
-    loop = (step, record, tuple(watchers.values()), key)
-    kept = _bytes(jax.eval_shape(partial(_round, *loop), state, head)[1]) if record or watchers else 0
+    loop = (sampler, record, tuple(watchers.values()), key)
+    kept = size_of(jax.eval_shape(partial(one_round, *loop), state, head)[1]) if record or watchers else 0
 
     def room(batch: Batch) -> int:
         """Rounds of this shape that are held at once."""
-        return max(1, min(CHUNK_ROUNDS, every or CHUNK_ROUNDS, CHUNK_BYTES // max(_bytes(batch), kept, 1)))
+        return max(1, min(CHUNK_ROUNDS, every or CHUNK_ROUNDS, CHUNK_BYTES // max(size_of(batch), kept, 1)))
 
     log = _Log(int(state.round), callbacks, every)
     first_rows = int(state.rows)
     try:
         for chunk in _chunks(itertools.chain([head], source), room, log.first, every):
-            stacked = place(_stack(chunk, room(chunk[0]), state.particles.dtype))
-            state, out = advance(*loop, state, stacked, jnp.int32(len(chunk)))
-            info, recorded, watched = _on_host(out, len(chunk))
+            stacked = as_rows(jax.tree.map(lambda *leaves: np.stack(leaves), *chunk), state.particles.dtype)
+            batches = place(padded(stacked, room(chunk[0])))  # rounds past the last are never read
+            state, (info, *out) = advance(*loop, state, batches, jnp.int32(len(chunk)))
+            if hasattr(info, "predicted"):  # as large as the data
+                info = info._replace(predicted=None)
+            info, recorded, watched = taken(jax.tree.map(np.asarray, (info, *out)), slice(len(chunk)))
             log.add(state, info, recorded, chunk, dict(zip(watchers, watched, strict=True)))
             bar.update(log.done, int(info.rows[-1]), int(info.rows[-1]) - first_rows)
             if saver and saver.due():
@@ -228,27 +195,6 @@ def _chunks(
         yield chunk
 
 
-def _on_host(out: Any, count: int) -> Any:
-    return jax.tree.map(lambda leaf: np.asarray(leaf)[:count], out)
-
-
-def _bytes(tree: Any) -> int:
-    return sum(math.prod(leaf.shape) * np.dtype(leaf.dtype).itemsize for leaf in jax.tree.leaves(tree))
-
-
-def _stack(chunk: list[Batch], room: int, dtype: Any) -> Batch:
-    """The batches on a new leading axis of `room` rounds, floats in `dtype`; rounds past the last are never read."""
-
-    def stack(*leaves: Any) -> np.ndarray:
-        first = np.asarray(leaves[0])
-        out = np.zeros((room, *first.shape), dtype if first.dtype.kind == "f" else first.dtype)
-        for i, leaf in enumerate(leaves):
-            out[i] = leaf
-        return out
-
-    return jax.tree.map(stack, *chunk)
-
-
 class _Log:
     """Collects a run's arrays, and calls the callbacks when they are due."""
 
@@ -286,9 +232,9 @@ class _Log:
         new = self.chunks[self.due :]
         if not new or not self.callbacks:
             return
-        info, recorded = _join([chunk.info for chunk in new]), _join([chunk.record for chunk in new])
+        info, recorded = joined([chunk.info for chunk in new]), joined([chunk.record for chunk in new])
         seen = Chunk(new[-1].state, self.done, info, recorded, [batch for chunk in new for batch in chunk.batches])
-        watched = _join(self.watched) if self.watched else {}
+        watched = joined(self.watched) if self.watched else {}
         for name, callback in self.callbacks.items():
             value = callback(seen._replace(record=watched[name]) if name in watched else seen)
             if value is not None:
@@ -303,21 +249,17 @@ class _Log:
             rounds, values = zip(*entries, strict=True)
             if hasattr(self.callbacks[name], "record"):  # one entry a round already
                 shown = np.arange(self.first + 1, rounds[-1] + 1)
-                callbacks[name] = {"round": shown, "value": _join(list(values))}
+                callbacks[name] = {"round": shown, "value": joined(list(values))}
                 continue
             value = jax.tree.map(lambda *leaves: np.stack([np.asarray(leaf) for leaf in leaves]), *values)
             callbacks[name] = {"round": np.asarray(rounds), "value": value}
         return History(
             round=np.arange(self.first + 1, self.done + 1),
-            info=_join([chunk.info for chunk in self.chunks]),
-            record=_join([chunk.record for chunk in self.chunks]),
+            info=joined([chunk.info for chunk in self.chunks]),
+            record=joined([chunk.record for chunk in self.chunks]),
             callbacks=callbacks,
             seconds=time.perf_counter() - self.start,
         )
-
-
-def _join(parts: list[Any]) -> Any:
-    return jax.tree.map(lambda *leaves: np.concatenate(leaves), *parts)
 
 
 class Compared(NamedTuple):
@@ -329,7 +271,7 @@ class Compared(NamedTuple):
 
 
 def compare(
-    methods: Mapping[str, tuple[Algorithm | Tracker, int | BatchRule | Callable[[int], int]]],
+    methods: Mapping[str, tuple[Sampler | Algorithm | Tracker, int | BatchRule | Callable[[int], int]]],
     data: Data,
     key: Any,
     *,
@@ -345,7 +287,7 @@ def compare(
     total is exact; the rows each method visits are counted and checked. All start from the same key.
 
     Args:
-        methods: name -> `(algorithm, batch_size)`.
+        methods: name -> `(sampler, batch_size)`.
         data: arrays with at least `rows` rows; the first `rows` are streamed once, in order.
         key: as in `run`, and so are `particles`, `record` and `progress`.
         rounds: the budget's rounds.
@@ -359,9 +301,9 @@ def compare(
         raise ValueError(f"the budget is {rows} rows, but the data have {available}. Lower `rows`.")
     budget = jax.tree.map(lambda a: np.asarray(a)[:rows], data)
     results = {}
-    for name, (algorithm, rule) in methods.items():
+    for name, (sampler, rule) in methods.items():
         source = make_stream(budget, within_budget(rule, rounds, rows))
-        state, history = run(algorithm, source, key, particles=particles, record=record, progress=progress and name)
+        state, history = run(sampler, source, key, particles=particles, record=record, progress=progress and name)
         visited = int(state.rows)
         if len(history.round) != rounds or visited != rows:
             raise AssertionError(

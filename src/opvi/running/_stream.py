@@ -1,74 +1,14 @@
 """Rows become batches: arrays, iterators and generators of any length, padded to few distinct shapes."""
 
 from collections.abc import Callable, Iterable, Iterator
-from typing import Any, Literal, NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import numpy as np
 
 from opvi.flows.schedules import BatchRule, as_batch_rule
-from opvi.types import LARGEST_VALUE, Batch, Data, shapes_of
-
-OnBad = Literal["raise", "skip"]
-
-
-def batch(data: Data, weight: Any = None, *, pad_to: int | None = None) -> Batch:
-    """Rows as one `Batch`, padded to `pad_to` rows with weight 0.
-
-    Args:
-        data: a pytree of arrays with one leading axis of rows, e.g. `(X, y)`.
-        weight: how often each row counts; 1 if not given.
-        pad_to: the padded number of rows; no padding if not given.
-    """
-    data = jax.tree.map(np.asarray, data)
-    rows = row_count(data)
-    if rows == 0:
-        raise ValueError("a batch has 0 rows, but needs at least 1.")
-    weight = np.ones(rows, np.float32) if weight is None else np.asarray(weight)
-    if weight.shape != (rows,) or not (np.isfinite(weight) & (weight >= 0)).all():
-        raise ValueError(
-            f"`weight` must be {rows} finite numbers of at least 0, one a row; it has shape {weight.shape}."
-        )
-    missing = (pad_to or rows) - rows
-    if missing < 0:
-        raise ValueError(f"`pad_to` is {pad_to}, but the batch has {rows} rows already.")
-    if missing:
-        data = jax.tree.map(lambda a: np.concatenate([a, np.repeat(a[:1], missing, 0)]), data)
-        weight = np.concatenate([weight, np.zeros(missing, weight.dtype)])
-    return Batch(data, weight)
-
-
-def row_count(data: Data) -> int:
-    """The common length of all leaves."""
-    leaves = jax.tree.leaves(data)
-    if not leaves or any(np.ndim(leaf) == 0 for leaf in leaves):
-        raise ValueError(f"data has leaves of shape {shapes_of(data)}, but needs arrays with a leading axis of rows.")
-    lengths = {len(leaf) for leaf in leaves}
-    if len(lengths) > 1:
-        raise ValueError(f"data has leaves of shape {shapes_of(data)}, but all must have the same number of rows.")
-    return lengths.pop()
-
-
-def without_bad_rows(data: Data, on_bad: OnBad) -> tuple[Data, int]:
-    """The rows that are finite throughout, and how many others were left out; or an error, if that is asked."""
-    bad = np.zeros(row_count(data), bool)
-    for leaf in jax.tree.leaves(data):
-        if leaf.dtype.kind in "fc":
-            sound = np.abs(leaf) <= LARGEST_VALUE  # False for NaN
-            bad |= ~sound.all(axis=tuple(range(1, leaf.ndim)))
-        elif leaf.dtype.kind not in "iub":
-            raise TypeError(
-                f"data has a leaf of dtype {leaf.dtype}, but a stream carries numbers. Encode strings and objects."
-            )
-    if not bad.any():
-        return data, 0
-    if on_bad == "raise":
-        raise ValueError(
-            f"{bad.sum()} of {len(bad)} rows hold NaN, infinity or a number beyond {LARGEST_VALUE:g} (the first is row "
-            f"{int(bad.argmax())}), but every number must be finite, and its square as well. "
-            'Clean the data, or leave such rows out and count them: `on_bad="skip"`.'
-        )
-    return jax.tree.map(lambda a: a[~bad], data), int(bad.sum())
+from opvi.running._rows import OnBad, batch, joined, row_count, taken, without_bad_rows
+from opvi.types import Batch, Data
 
 
 class _Arrays:
@@ -88,7 +28,7 @@ class _Arrays:
         whole = stop - self.position <= self.rows and first < last  # a slice copies nothing
         index: Any = slice(first, last) if whole else np.arange(self.position, stop) % self.rows
         self.position = stop
-        return jax.tree.map(lambda a: a[index], self.data)
+        return taken(self.data, index)
 
 
 class _Iterator:
@@ -132,10 +72,10 @@ class _Iterator:
             held += row_count(part)
         if not parts:
             return None
-        data = parts[0] if len(parts) == 1 else jax.tree.map(lambda *leaves: np.concatenate(leaves), *parts)
+        data = joined(parts)
         if count is not None and held > count:
-            self.waiting = jax.tree.map(lambda a: a[count:], data)
-            data = jax.tree.map(lambda a: a[:count], data)
+            self.waiting = taken(data, slice(count, None))
+            data = taken(data, slice(count))
         return data
 
 

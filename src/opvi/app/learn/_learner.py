@@ -19,7 +19,7 @@ from opvi.app.learn._sample import Sample, keep
 from opvi.app.learn._sample import start as no_sample
 from opvi.app.tables import Block, Encoded, Rejected, Schema, Source
 from opvi.running._checkpoint import CheckpointError, Checkpoints
-from opvi.running._run import CHUNK_BYTES, advance
+from opvi.running._engine import CHUNK_BYTES, advance
 from opvi.running._saving import SAVE_EVERY, Pace
 from opvi.types import Batch, Tracker
 
@@ -256,7 +256,7 @@ class Learner:
     def learn_batches(self, data: tuple[np.ndarray, np.ndarray], weight: Any, rounds: int) -> None:
         """The first `rounds` of stacked batches, predicted and then learnt; rows of weight 0 do not count."""
         state, (info, _, (scored,)) = advance(
-            self.tracker.step, None, (self._score,), self._key, self.state, Batch(data, weight), jnp.int32(rounds)
+            self.tracker, None, (self._score,), self._key, self.state, Batch(data, weight), jnp.int32(rounds)
         )
         info, scored = jax.tree.map(lambda leaf: leaf[:rounds], self.on_host((info, scored)))
         scores = scoring.add(self.scores, self.schema.task, scored, info, data[1][:rounds], weight[:rounds])

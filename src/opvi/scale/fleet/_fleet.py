@@ -9,9 +9,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from opvi._steps import PARTICLES
 from opvi.predictive import Predictive
 from opvi.predictive import predict as predict_with
-from opvi.running._run import PARTICLES
 from opvi.running._stream import OnBad, row_count, without_bad_rows
 from opvi.scale.fleet import _files as files
 from opvi.scale.fleet import _programs as programs

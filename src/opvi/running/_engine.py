@@ -1,0 +1,204 @@
+"""One engine under every front door: rows in, batches learnt in one compiled loop, questions answered in few sizes."""
+
+from collections.abc import Callable, Iterator
+from functools import partial
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from opvi._steps import PARTICLES
+from opvi.running._rows import as_rows, cut, joined, padded, row_count, size_of, taken, weights
+from opvi.types import Algorithm, Array, ArrayLike, Batch, Data, Info, Key, Sampler, Seed, Start, State, Tree, as_key
+
+CHUNK_BYTES = 1 << 24  # of batches held at once
+CHUNK_ROUNDS = 256
+FEW_ROUNDS = 16  # fewer are learnt one by one, by a program for one batch
+ASK_ROWS = (1, 32, 1024)  # sizes that questions are padded to
+
+Record = Callable[[Any, Any, Batch], Any]  # a pure function of (state, info, batch)
+Watcher = Callable[[Any, Any, Batch], Any]  # of the states before and after a round, and its batch
+
+
+def started(sampler: Sampler, key: Key, particles: Start = None) -> State:
+    """Return the state before any row."""
+    if particles is None and isinstance(sampler, Algorithm):  # not a dataclass yet: it does not know its usual number
+        particles = PARTICLES
+    return sampler.init(key) if particles is None else sampler.init(key, particles)
+
+
+def one_round(
+    sampler: Sampler, record: Record | None, watchers: tuple[Watcher, ...], key: Key, state: Tree, batch: Batch
+) -> tuple[Tree, Tree]:
+    """Return the new state, and what is kept of the round: Info, what `record` says, what the watchers say."""
+    before = state
+    state, info = sampler.step(key, before, batch)
+    watched = [watcher(before, state, batch) for watcher in watchers]
+    return state, (info, record(state, info, batch) if record else None, watched)
+
+
+def _relearnt(sampler: Any, key: Key, state: Tree, batch: Batch) -> tuple[Tree, None]:
+    return sampler.relearn(key, state, batch), None
+
+
+def _loop(one: Callable[[Tree, Batch], tuple[Tree, Tree]], state: Tree, batches: Batch, count: Array) -> Tree:
+    """The first `count` of the stacked batches, one after the other. A traced count: any length, one program."""
+    first = jax.tree.map(lambda leaf: leaf[0], batches)
+    room = len(batches.weight)
+    out = jax.tree.map(lambda s: jnp.zeros((room, *s.shape), s.dtype), jax.eval_shape(one, state, first)[1])
+
+    def body(i: Array, carry: tuple[Tree, Tree]) -> tuple[Tree, Tree]:
+        state, out = carry
+        state, values = one(state, jax.tree.map(lambda leaf: leaf[i], batches))
+        return state, jax.tree.map(lambda rows, value: rows.at[i].set(value), out, values)
+
+    return jax.lax.fori_loop(0, count, body, (state, out))
+
+
+@partial(jax.jit, static_argnums=(0, 1, 2))
+def advance(
+    sampler: Sampler,
+    record: Record | None,
+    watchers: tuple[Watcher, ...],
+    key: Key,
+    state: Tree,
+    batches: Batch,
+    count: Array,
+) -> tuple[Tree, Tree]:
+    """Learn the first `count` of the stacked batches; return the state, and what is kept of each round."""
+    return _loop(partial(one_round, sampler, record, watchers, key), state, batches, count)
+
+
+@partial(jax.jit, static_argnums=0)
+def again(sampler: Sampler, key: Key, state: Tree, batches: Batch, count: Array) -> Tree:
+    """Learn the first `count` of the stacked batches again; return the state."""
+    return _loop(partial(_relearnt, sampler, key), state, batches, count)[0]
+
+
+@partial(jax.jit, static_argnums=(0, 1, 2))
+def answer(
+    sampler: Sampler, what: Callable[..., Tree], static: tuple[Any, ...], state: Tree, x: Tree, others: Tree
+) -> Tree:
+    """Return what a function says about the predictive at x."""
+    return what(sampler.predict(state, x), *others, *static)
+
+
+class Fed(NamedTuple):
+    """What was learnt by a call of `feed`, as NumPy arrays."""
+
+    info: Any  # the sampler's Info, leaves [rounds, ...]
+    data: Data  # leaves [rounds, batch, ...]
+    weight: np.ndarray  # [rounds, batch]: 0 for padding
+
+
+class Engine:
+    """A sampler, its state and the rows that wait for a full batch.
+
+    The state is the same, bit for bit, however the rows are cut into calls, as `opvi.run` gives over
+    `opvi.stream(data, batch)`. A call that fails leaves the engine as it was. An engine can be pickled and copied:
+    it holds no compiled programs, because JAX keeps those by the sampler's settings.
+
+    Args:
+        sampler: what learns.
+        key: a JAX key or an integer seed.
+        batch: rows learnt at once.
+        state: where to resume; the sampler's usual start if not given.
+    """
+
+    def __init__(self, sampler: Sampler, key: Seed, *, batch: int = 20, state: State | None = None):
+        if batch < 1:
+            raise ValueError(f"`batch` is {batch}, but a batch has at least 1 row.")
+        self.sampler, self.key, self.batch = sampler, as_key(key), int(batch)
+        self.state: Any = started(sampler, self.key) if state is None else state
+        self.waiting: Batch | None = None  # rows, fewer than a batch
+
+    def feed(self, data: Data, weight: ArrayLike | None = None, *, last: bool = False) -> Fed | None:
+        """Learn from rows, in their order, in batches of `batch`; what is left over waits for the next call.
+
+        Args:
+            data: a pytree of arrays with one leading axis of rows, e.g. `(X, y)`.
+            weight: how often each row counts; 1 if not given.
+            last: learn what is left over, too, in a padded batch. One row alone is a batch of one row.
+        """
+        new = self._rows(data, weight)
+        alone = last and self.waiting is None and len(new.weight) == 1
+        rows = new if self.waiting is None else joined([self.waiting, new])
+        size, held = 1 if alone else self.batch, len(rows.weight)
+        take = held if last else held - held % size
+        if not take:
+            self.waiting = rows if held else None
+            return None
+        batches = cut(taken(rows, slice(take)), size)
+        info = self.learn(batches)
+        self.waiting = taken(rows, slice(take, None)) if take < held else None
+        return Fed(info, *batches)  # type: ignore[arg-type]
+
+    def learn(self, batches: Batch) -> Info:
+        """Learn stacked batches `[rounds, rows, ...]`; return the sampler's Info, leaves `[rounds, ...]`."""
+        state, infos = self.state, []
+        for chunk, count in _chunks(batches):
+            state, (info, _, _) = advance(self.sampler, None, (), self.key, state, chunk, jnp.int32(count))
+            infos.append((info, count))
+        told = joined([taken(self.on_host(info), slice(count)) for info, count in infos])
+        self.state = state
+        return told
+
+    def relearn(self, data: Data, weight: ArrayLike | None = None) -> None:
+        """Learn from rows that were learnt before: they teach the parameters, not calibration, scale or counts."""
+        if getattr(self.sampler, "relearn", None) is None:
+            raise TypeError(f"{self.sampler} cannot learn rows again: it has no `relearn`.")
+        batches, state = cut(self._rows(data, weight), self.batch), self.state
+        for chunk, count in _chunks(batches):
+            state = again(self.sampler, self.key, state, chunk, jnp.int32(count))
+        self.state = state
+
+    def ask(self, x: Tree, what: Callable[..., Tree], *static: Any, others: tuple[ArrayLike, ...] = ()) -> Any:
+        """Return what a function says about the predictive at some rows, as NumPy arrays `[rows, ...]`.
+
+        Args:
+            x: inputs, any number of rows.
+            what: a function of a module, `what(predictive, *others, *static)`, whose results have a leading axis of
+                rows. It is compiled once for each of a few sizes.
+            static: hashable settings of `what`.
+            others: arrays with as many rows as x.
+        """
+        arrays = as_rows((x, tuple(others)), self.state.particles.dtype)
+        rows, answers = row_count(arrays), []
+        for start in range(0, max(rows, 1), ASK_ROWS[-1]):
+            chunk = taken(arrays, slice(start, start + ASK_ROWS[-1]))
+            here = row_count(chunk)
+            if not here:
+                raise ValueError("`x` has 0 rows, but a question needs at least 1.")
+            room = next(size for size in ASK_ROWS if size >= here)
+            said = answer(self.sampler, what, static, self.state, *padded(chunk, room))
+            answers.append((said, here))
+        return joined([taken(self.on_host(said), slice(here)) for said, here in answers])
+
+    def on_host(self, tree: Tree) -> Tree:
+        """Return arrays to read; for subclasses whose arrays lie in several processes."""
+        return jax.tree.map(np.asarray, tree)
+
+    def _rows(self, data: Data, weight: ArrayLike | None) -> Batch:
+        dtype = self.state.particles.dtype
+        data = as_rows(data, dtype)
+        return Batch(data, weights(weight, row_count(data)).astype(dtype, copy=False))  # type: ignore[arg-type]
+
+    def __getstate__(self) -> dict[str, Any]:
+        """NumPy arrays and settings."""
+        key = str(jax.random.key_impl(self.key)), np.asarray(jax.random.key_data(self.key))
+        return {**self.__dict__, "state": jax.tree.map(np.asarray, self.state), "key": key}
+
+    def __setstate__(self, held: dict[str, Any]) -> None:
+        kind, data = held["key"]
+        self.__dict__.update(held, key=jax.random.wrap_key_data(jnp.asarray(data), impl=kind))
+
+
+def _chunks(batches: Batch) -> Iterator[tuple[Batch, int]]:
+    """Stacked batches in pieces of two sizes only, each with the number of batches in it that are to be learnt."""
+    rounds = len(batches.weight)
+    room = max(1, min(CHUNK_ROUNDS, CHUNK_BYTES // max(1, size_of(batches) // rounds)))
+    room = 1 if rounds < FEW_ROUNDS else room
+    for start in range(0, rounds, room):
+        chunk = taken(batches, slice(start, start + room))
+        yield padded(chunk, room), len(chunk.weight)
