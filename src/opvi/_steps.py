@@ -156,6 +156,17 @@ def check_example(kept: Any, data: Any) -> None:
         )
 
 
+def pieces(arrays: Tree, weight: Array, size: int) -> tuple[Tree, Array]:
+    """Cut rows into pieces: leaves `[m, size, …]` and weights `[m, size]`. Filler repeats row 0 and weighs 0."""
+    missing = -len(weight) % size
+
+    def cut(leaf: Array) -> Array:
+        filler = jnp.broadcast_to(leaf[:1], (missing, *leaf.shape[1:]))
+        return jnp.concatenate([leaf, filler]).reshape(-1, size, *leaf.shape[1:])
+
+    return jax.tree.map(cut, arrays), jnp.pad(weight, (0, missing)).reshape(-1, size)
+
+
 class Weighed(NamedTuple):
     """The score that drives a round, and how well the batch was predicted before learning from it."""
 

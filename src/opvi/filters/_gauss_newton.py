@@ -160,13 +160,7 @@ def _prior_variance(target: Target, like: Array) -> Array:
 
 def _units(target: Target) -> tuple[np.ndarray, int]:
     """The places of the parameters, those of one hidden unit of an MLP side by side, and how many a unit has."""
-    places = np.arange(target.dim)
-    sizes = target.architecture.sizes if target.architecture else ()
-    if len(sizes) != 3:
-        return places, 1
-    first, last = jax.tree.map(np.asarray, target.unravel(jnp.asarray(places)))["weights"]
-    units = np.concatenate([first.weights.T, first.bias[:, None], last.weights], 1)
-    return np.concatenate([units.ravel(), last.bias]), units.shape[1]
+    return target.architecture.mlp.units if target.architecture else (np.arange(target.dim), 1)
 
 
 def blocks_for(target: Target, particles: int, memory: float, dtype: Any) -> tuple[Blocks, int]:

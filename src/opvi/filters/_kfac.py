@@ -98,13 +98,13 @@ def kfac(
         )
     one, architecture = targets[0], architectures[0]
     # α of each activation and layer: the precision that both factors' damping multiplies to.
-    alphas = damping / np.array([a.prior_variances for a in architectures])
+    alphas = damping / np.array([[layer.weights for layer in a.mlp.prior_variances] for a in architectures])
 
     def init(key: Key, particles: Any) -> KFACState:
         w = _dealt(targets, key, particles)
         n, dtype = len(w), w.dtype
         factors = []
-        for index, (fan_in, fan_out) in enumerate(itertools.pairwise(architecture.sizes)):
+        for index, (fan_in, fan_out) in enumerate(itertools.pairwise(architecture.mlp.sizes)):
             nothing = jnp.zeros((n if index else 1, fan_in + 1, fan_in + 1), dtype)
             start = jnp.tile(FIRST_OUTPUTS * jnp.eye(fan_out, dtype=dtype)[None], (n, 1, 1))
             factors.append(Factor(None if wander else nothing, nothing, start))
@@ -114,11 +114,13 @@ def kfac(
     def activate(z: Array) -> tuple[Array, Array]:
         """Each particle's activation, and its slope."""
         parts = z.reshape(len(targets), -1, *z.shape[1:])
-        pairs = [jax.jvp(a.activation, (p,), (jnp.ones_like(p),)) for a, p in zip(architectures, parts, strict=True)]
+        pairs = [
+            jax.jvp(a.mlp.activation, (p,), (jnp.ones_like(p),)) for a, p in zip(architectures, parts, strict=True)
+        ]
         values, slopes = (jnp.concatenate(both) for both in zip(*pairs, strict=True))
         return values, slopes
 
-    def pass_over(weights: list[Layer], data: Any, weight: Array) -> Passed:
+    def pass_over(weights: Sequence[Layer[Array]], data: Any, weight: Array) -> Passed:
         x, y = data
         n = len(weights[0].bias)
         h = jnp.broadcast_to(x[None], (n, *x.shape))  # a product for each particle: no transposed copy of the weights
@@ -174,7 +176,7 @@ def kfac(
         inverse, gain = jax.lax.cond(now.fresh, lambda: _afresh(A, a, shift), lambda: _updated(old.inverse, a, now.lam))
         return A, inverse, gain, alpha / shift
 
-    def outputs_of(weights: list[Layer], first: Array) -> Array:
+    def outputs_of(weights: Sequence[Layer[Array]], first: Array) -> Array:
         """The networks' outputs from the first layer's sums."""
         for layer in weights[1:]:
             first = activate(first)[0] @ layer.weights + layer.bias[:, None, :]
@@ -203,11 +205,11 @@ def kfac(
             move = Pa @ step
             factors.append(Factor(A, inverse, G))
             moves.append(Layer(move[:, :-1], move[:, -1]))
-        change = outputs_of(jax.tree.map(jnp.add, weights, moves), first) - seen.outputs
+        change = outputs_of(jax.tree.map(jnp.add, weights, tuple(moves)), first) - seen.outputs
         moved = jnp.einsum("nbck,nbc->nbk", seen.head_root, change)
         divergence = 0.5 * ((moved**2).sum(2) * batch.weight[None]).sum(1) / total
         scale = jnp.minimum(1, jnp.sqrt(largest_change / (divergence + 1e-9)))
-        move = scale[:, None] * jax.vmap(one.ravel)({"weights": moves})
+        move = scale[:, None] * jax.vmap(one.ravel)({"weights": tuple(moves)})
         log_predictive = log_predictive_of(seen.log_density, batch)
         good = jnp.isfinite((move**2).sum(1)) & ~jnp.isnan(log_predictive)
         move = jnp.where(good[:, None], move, 0)
@@ -231,8 +233,8 @@ def _architectures(targets: Sequence[Target]) -> list[Architecture]:
             "Kronecker factors need the layers of an MLP: a target made by `opvi.mlp(...)`, with variances as numbers "
             "(or None) and not as `Gamma` priors."
         )
-    if len({a.sizes for a in out}) > 1:
-        raise ValueError(f"the targets have layers {[a.sizes for a in out]}, but all must have the same sizes.")
+    if len({a.mlp.sizes for a in out}) > 1:
+        raise ValueError(f"the targets have layers {[a.mlp.sizes for a in out]}, but all must have the same sizes.")
     return out
 
 

@@ -2,10 +2,16 @@
 
 from opvi.targets._mixture import gaussian_mixture as gaussian_mixture
 from opvi.targets._mixture import sample_mixture as sample_mixture
+from opvi.targets._mlp import MLP as MLP
+from opvi.targets._mlp import Layer as Layer
+from opvi.targets._mlp import Passed as Passed
+from opvi.targets._mlp import activation_and_slope as activation_and_slope
+from opvi.targets._mlp import backward as backward
+from opvi.targets._mlp import forward as forward
+from opvi.targets._mlp import jacobian as jacobian
 from opvi.targets._networks import Architecture as Architecture
 from opvi.targets._networks import Gamma as Gamma
 from opvi.targets._networks import Head as Head
-from opvi.targets._networks import Layer as Layer
 from opvi.targets._networks import bernoulli as bernoulli
 from opvi.targets._networks import categorical as categorical
 from opvi.targets._networks import gaussian as gaussian

@@ -8,6 +8,7 @@ import jax
 import jax.numpy as jnp
 
 from opvi.predictive import Bernoulli, Categorical, Distribution, Normal
+from opvi.targets._mlp import MLP
 from opvi.targets._target import Target, target
 from opvi.types import Array, Key, Params
 
@@ -133,20 +134,11 @@ def network(
     return target(log_prior, log_likelihood, init_all, predict)
 
 
-class Layer(NamedTuple):
-    """One affine map of an MLP, or a number for each of its two parts."""
-
-    weights: Any  # [inputs, outputs]
-    bias: Any  # [outputs]
-
-
 class Architecture(NamedTuple):
     """What an MLP is made of, for samplers that work layer by layer."""
 
-    sizes: tuple[int, ...]
-    activation: Callable[[Array], Array]
+    mlp: MLP
     head: Head
-    prior_variances: tuple[float, ...]  # of each layer's weights
 
 
 def mlp(
@@ -159,6 +151,7 @@ def mlp(
     prior_variance: float | Gamma | None = 1.0,
     weight_spread: float = 1.0,
     bias_spread: float = 0.0,
+    output_spread: float | None = None,
 ) -> Target:
     r"""A fully connected Bayesian network.
 
@@ -174,41 +167,20 @@ def mlp(
         prior_variance: see `network`; None makes it each layer's starting variance, and 1 for the last bias.
         weight_spread: $s$; 1 suits tanh, $\sqrt 2$ ReLU.
         bias_spread: standard deviation of the hidden layers' starting biases.
+        output_spread: $s$ of the last layer, where it differs.
     """
     sizes = (features, *hidden, outputs)
     if min(sizes) < 1:
         raise ValueError(f"layer sizes are {sizes}, but each must be at least 1.")
 
-    def init(key: Key) -> list[Layer]:
-        keys = jax.random.split(key, len(sizes) - 1)
-        spreads = [bias_spread] * len(hidden) + [0.0]
-        return [
-            Layer(
-                weight_spread * jax.random.normal(k, (fan_in, fan_out)) / math.sqrt(fan_in + 1),
-                spread * jax.random.normal(jax.random.fold_in(k, 1), (fan_out,)),
-            )
-            for k, fan_in, fan_out, spread in zip(keys, sizes[:-1], sizes[1:], spreads, strict=True)
-        ]
-
-    def apply(layers: list[Layer], x: Array) -> Array:
-        if x.ndim != 2 or x.shape[1] != features:
-            raise ValueError(f"X has shape {x.shape}, but this model takes {features} features: shape (B, {features}).")
-        for index, layer in enumerate(layers):
-            x = activation(x) if index else x
-            x = x @ layer.weights + layer.bias[None, :]
-        return x
-
     head = head or gaussian()
-    if isinstance(prior_variance, Gamma):  # inferred, so that no layer has a variance to name
-        return network(apply, init, head, prior_variance=prior_variance)
-    variances = tuple(prior_variance or weight_spread**2 / (fan_in + 1) for fan_in in sizes[:-1])
-    prior = [Layer(v, v) for v in variances]
-    if prior_variance is None:
-        prior[-1] = prior[-1]._replace(bias=1.0)
-    made = network(apply, init, head, prior_variance=prior)
-    if head.noise_prior is not None:
+    inferred = prior_variance if isinstance(prior_variance, Gamma) else None
+    given = None if isinstance(prior_variance, Gamma) else prior_variance
+    net = MLP(sizes, activation, weight_spread, bias_spread, output_spread, given)
+    made = network(net.apply, net.init, head, prior_variance=inferred or net.prior_variances)
+    if inferred or head.noise_prior is not None:  # no layer has a variance to name
         return made
-    return made._replace(architecture=Architecture(sizes, activation, head, variances))
+    return made._replace(architecture=Architecture(net, head))
 
 
 def linear_regression(features: int, *, noise: float | Gamma = 1.0, prior_variance: float | Gamma = 1.0) -> Target:

@@ -260,7 +260,7 @@ def _network(
     features: int, classes: int, hidden: Sequence[int], activation: Callable[[Array], Array], spread: float
 ) -> Target:
     """An MLP whose last layer starts with spread 1 whatever the activation."""
-    made = mlp(
+    return mlp(
         features,
         hidden,
         categorical(),
@@ -268,17 +268,8 @@ def _network(
         activation=activation,
         prior_variance=None,
         weight_spread=spread,
+        output_spread=1.0,
     )
-    architecture = made.architecture
-    last = architecture.sizes[-2] + 1
-
-    def init(key: Key) -> Any:
-        params = made.init(key)
-        *first, output = params["weights"]
-        return {**params, "weights": [*first, output._replace(weights=output.weights / spread)]}
-
-    variances = (*architecture.prior_variances[:-1], 1 / last)
-    return made._replace(init=init, architecture=architecture._replace(prior_variances=variances))
 
 
 def _log_probabilities(target: Target, particles: Particles, z: Array) -> Array:
