@@ -1,5 +1,6 @@
 # make demo    a mixture streamed: a table, pictures and an animation        (about a minute)
-# make test    the test suite
+# make test    the test suite without what is slow
+# make slow    the rest of it: slow tests, and the code of the documentation's pages
 # make lint    format, lint, types, import layers
 # make docs    the documentation, into site/, and whether its numbers are those of docs/results/
 # make bench   speed against blackjax and NumPyro, into bench-output/
@@ -21,13 +22,16 @@ make_venv = $(PYTHON) -m venv $(VENV) && $(BIN)/python -m pip install --quiet --
 install = $(BIN)/python -m pip install --quiet
 endif
 
-.PHONY: demo test lint docs bench clean
+.PHONY: demo test slow lint docs bench clean
 
 demo: .stamps/demo
 	$(BIN)/python -m paper.demo --out demo-output
 
 test: .stamps/test
-	$(BIN)/python -m pytest -n auto --dist loadfile
+	$(BIN)/python -m pytest -n auto --dist loadfile -m "not slow and not docs"
+
+slow: .stamps/test
+	$(BIN)/python -m pytest -n auto --dist loadgroup -m "slow or docs"
 
 lint: .stamps/test .stamps/lint
 	$(BIN)/ruff format --check .

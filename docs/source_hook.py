@@ -1,8 +1,9 @@
 """MkDocs hook: links from pages to code get a line number, and the code they point at becomes pages of the site.
 
 A page writes [`opvi.schedules.power`](../src/opvi/flows/schedules.py), which on GitHub opens the file. Here the name is
-looked up in the sources, which are read and not imported; the link then leads to its documentation, and the line
-beside it to the code. A name that does not exist, or stands in another file, ends the build.
+looked up in the sources, which are read and not imported, through as many re-exports as it takes; the link then leads
+to its entry on the API page, which has the public name, and the line beside it to the code. A name that does not
+exist, or stands in another file, ends the build.
 """
 
 import ast
@@ -13,7 +14,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 ROOT = Path(__file__).resolve().parents[1]
-LINK = re.compile(r"\[`([^`\]]+)`\]\((?:\.\./)+((?:src|tests|benchmarks)/[\w/]+\.py)\)")
+LINK = re.compile(r"\[`([^`\]]+)`\]\((?:\.\./)+((?:src|paper|tests|benchmarks)/[\w/]+\.py)\)")
 DOCUMENTED = re.compile(r"^::: ([\w.]+)", re.MULTILINE)
 FOLDER = "source"  # of the site, for the pages of code
 ALONE = ("index.md", "choose.md", "understand.md", "extend.md", "api.md")  # the only pages under their tabs
@@ -107,7 +108,8 @@ def place(name: str, path: str) -> Place:
         raise LookupError(f"a page links to `{name}` in {path}, but there is no such file.")
     if name == path:
         return Place(path, 1, name)
-    found = definition(name if name.startswith("opvi.") else f"{path.removesuffix('.py').replace('/', '.')}.{name}")
+    whole = name.startswith(("opvi.", "paper."))
+    found = definition(name if whole else f"{path.removesuffix('.py').replace('/', '.')}.{name}")
     if found is None:
         raise LookupError(f"a page links to `{name}` in {path}, but there is no such name.")
     if found.path != path:
@@ -116,17 +118,21 @@ def place(name: str, path: str) -> Place:
 
 
 @cache
-def _documented() -> frozenset[str]:
-    return frozenset(DOCUMENTED.findall((ROOT / "docs" / "api.md").read_text(encoding="utf-8")))
+def _documented() -> dict[str, str]:
+    """The entries of the API page: the public name of each definition."""
+    entries = DOCUMENTED.findall((ROOT / "docs" / "api.md").read_text(encoding="utf-8"))
+    return {found.name: entry for entry in entries if (found := definition(entry))}
 
 
 def anchor(found: Place) -> str | None:
-    """The entry of the API page on a name, or on the class it belongs to; None if there is none."""
-    name, shown = found.name, _documented()
+    """The public name by which the API page has a definition, or the class it belongs to; None if it has neither."""
+    name, entries = found.name, _documented()
     while _file(name) is None:  # a module is no entry
+        if name in entries:
+            return entries[name]
         module, last = name.rsplit(".", 1)
-        if name in shown or (module in shown and not last.startswith("_") and _has_docstring(found.path, last)):
-            return name
+        if module in entries and not last.startswith("_") and _has_docstring(found.path, last):
+            return f"{entries[module]}.{last}"
         name = module
     return None
 

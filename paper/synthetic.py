@@ -50,6 +50,7 @@ class Panel(NamedTuple):
     sizes: list[int]
     passes: int | None
     settings: dict[str, Any]
+    from_prior: bool = False  # where particles start; otherwise the authors' start, N(0, I)
 
 
 def panels(mode: str, size: Size, variance: float) -> dict[str, Panel]:
@@ -127,7 +128,7 @@ def best_panel(size: Size, variance: float) -> Panel:
     """Our recommended tracker."""
     each = size.rows // size.rounds
     learner = best.mixture(variance, size.particles)
-    return Panel(learner.tracker, lambda data: data[: size.rows], [each] * size.rounds, 1, learner.settings)
+    return Panel(learner.tracker, lambda data: data[: size.rows], [each] * size.rounds, 1, learner.settings, True)
 
 
 # --- one trial --------------------------------------------------------------------------------
@@ -150,10 +151,7 @@ def posterior_of(seed: int, rows: int, seen: int, variance: float) -> GridPoster
 def trial(panel: Panel, size: Size, variance: float, seed: int) -> Record:
     """Run one panel on one seed and measure it against the exact posterior, at the end and on the way."""
     data = rows_of(seed, size.rows, variance)
-    # The authors' start; a tracker starts from the prior.
-    start = None
-    if isinstance(panel.algorithm, opvi.Algorithm):
-        start = jax.random.normal(jax.random.key(seed), (size.particles, 2))
+    start = None if panel.from_prior else jax.random.normal(jax.random.key(seed), (size.particles, 2))
     batches = opvi.stream(
         panel.source(data), opvi.schedules.sizes(panel.sizes), rounds=size.rounds, passes=panel.passes
     )

@@ -58,6 +58,7 @@ def headings(page):
     return [re.sub(r"[^\w\- ]", "", title.lower()).strip().replace(" ", "-") for title in titles]
 
 
+@pytest.mark.docs
 @pytest.mark.parametrize("page", PAGES)
 def test_code_blocks_run(page, capsys, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)  # some blocks write files

@@ -76,7 +76,7 @@ def test_every_row_says_what_and_where_or_that_it_is_not_there():
     for row in rows():
         assert len(row) == 4, row[0]
         assert all(cell.strip() for cell in row), row[0]
-        if not re.search(r"\]\(\.\./src", row[2]):
+        if not re.search(r"\]\(\.\./(?:src|paper)/", row[2]):
             assert re.match(r"–|proof of|used by|never", row[2]), (
                 f"{row[0]}: neither code nor a word that there is none"
             )
@@ -94,7 +94,7 @@ def test_every_correction_is_referred_to():
 def test_links_to_code_lead_to_a_definition(page):
     """The line is that of the definition, and the name can be imported."""
     text = page.read_text(encoding="utf-8")
-    assert len(re.findall(r"\]\((?:\.\./)+(?:src|tests|benchmarks)/", text)) == len(HOOK.LINK.findall(text))
+    assert len(re.findall(r"\]\((?:\.\./)+(?:src|paper|tests|benchmarks)/", text)) == len(HOOK.LINK.findall(text))
     for name, path in HOOK.LINK.findall(text):
         found = HOOK.place(name, path)
         if name == path:
@@ -102,7 +102,7 @@ def test_links_to_code_lead_to_a_definition(page):
         line = (ROOT / path).read_text(encoding="utf-8").splitlines()[found.line - 1]
         last = name.split(".")[-1]
         assert re.match(rf"\s*(?:def|class) {last}\b|\s*{last}\b\s*[:=]", line), f"{name}: {line}"
-        if name.startswith("opvi."):
+        if name.startswith(("opvi.", "paper.")):
             assert imported(name) is not None
 
 
@@ -117,25 +117,29 @@ def imported(name: str) -> object:
 
 def test_a_link_gets_its_line_and_its_entry():
     line = HOOK.definition("opvi.schedules.power").line
-    page = "see [`opvi.schedules.power`](../src/opvi/flows/schedules.py)"
-    there = f"source/opvi/schedules.md#L-{line}"
-    small = f"<small>[schedules.py:{line}]({there})</small>"
-    assert HOOK.linked(page) == f"see [<code>opvi.<wbr>power</code>][opvi.schedules.power] {small}"
+    page = "see [`opvi.flows.schedules.power`](../src/opvi/flows/schedules.py)"
+    there = f"source/opvi/flows/schedules.md#L-{line}"
+    name, small = "opvi.<wbr>flows.<wbr>schedules.<wbr>power", f"<small>[schedules.py:{line}]({there})</small>"
+    assert HOOK.linked(page) == f"see [<code>{name}</code>][opvi.schedules.power] {small}"  # the name the API page has
     assert f"](../{there})" in HOOK.linked(page.replace("(../", "(../../"), depth=1)
-    assert HOOK.linked("[`tests/flows/test_fields.py`](../tests/flows/test_fields.py)").endswith(
-        "(source/tests/test_fields.md)"
-    )
-    alone = HOOK.linked(
-        "[`test_buckets`](../tests/flows/test_schedules.py)"
-    )  # no entry: the name itself leads to the line
-    assert re.match(r"\[<code>.*</code>\]\(source/tests/test_schedules\.md#L-\d+\) <small>", alone)
+    whole = HOOK.linked("[`tests/flows/test_fields.py`](../tests/flows/test_fields.py)")
+    assert whole.endswith("(source/tests/flows/test_fields.md)")
+    alone = HOOK.linked("[`test_buckets`](../tests/flows/test_schedules.py)")  # no entry: the name leads to the line
+    assert re.match(r"\[<code>.*</code>\]\(source/tests/flows/test_schedules\.md#L-\d+\) <small>", alone)
+
+
+def test_a_re_export_leads_to_the_entry_of_its_definition():
+    found = HOOK.place("opvi.targets.mlp", "src/opvi/targets/_networks.py")
+    assert found.name == "opvi.targets._networks.mlp"
+    assert HOOK.anchor(found) == "opvi.mlp"
+    assert HOOK.anchor(HOOK.definition("opvi.targets.Target.log_prior")) == "opvi.Target"
 
 
 @pytest.mark.parametrize(
     ("link", "message"),
     [
         ("[`opvi.powder`](../src/opvi/flows/schedules.py)", "no such name"),
-        ("[`opvi.Tracker.train`](../src/opvi/types.py)", "no such name"),
+        ("[`opvi.Batch.train`](../src/opvi/types.py)", "no such name"),
         ("[`opvi.schedules.power`](../src/opvi/flows/fields.py)", "it stands in src/opvi/flows/schedules.py"),
         ("[`test_nothing`](../tests/flows/test_fields.py)", "no such name"),
         ("[`opvi.schedules.power`](../src/opvi/rates.py)", "no such file"),
@@ -146,11 +150,26 @@ def test_a_link_to_nothing_ends_the_build(link, message):
         HOOK.linked(link)
 
 
-def test_the_page_on_extending_has_the_layers_of_the_contract():
+def layers() -> list[str]:
+    """Those of the contract on imports, from the top, as pages write them."""
     contract = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["tool"]["importlinter"]
-    layers = [layer.replace("opvi.", "").replace(" |", ",") for layer in contract["contracts"][0]["layers"]]
-    shown = re.search(r"```text\n(cli\n.*?)```", EXTEND, re.DOTALL)
-    assert shown[1].splitlines() == [layers[0], *(f"→ {layer}" for layer in layers[1:])]
+    return [layer.replace(" |", ",") for layer in contract["contracts"][0]["layers"]]
+
+
+def test_the_page_on_extending_has_the_layers_of_the_contract():
+    shown = re.search(r"```text\n(app\n.*?)```", EXTEND, re.DOTALL)
+    first, *others = layers()
+    assert shown[1].splitlines() == [first, *(f"→ {layer}" for layer in others)]
+
+
+def test_the_map_for_contributors_has_the_rooms_of_the_contract():
+    text = (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8")
+    rows = re.search(r"^\| room, from the top .*\n\|[-|]+\n((?:\|.*\n)+)", text, re.MULTILINE)[1].splitlines()
+    shown = [row.split(" | ")[0].removeprefix("| ").replace("`", "") for row in rows]
+    assert shown == layers()
+    for room in re.findall(r"\w+", " ".join(shown)):
+        path = ROOT / "src" / "opvi" / room
+        assert path.is_dir() or path.with_suffix(".py").exists(), room
 
 
 def test_an_extension_takes_at_most_twenty_lines():

@@ -7,8 +7,8 @@ import pytest
 from scipy import stats
 
 import opvi
-from opvi.app.cli import main
 from paper import tracking
+from paper.commands import main
 from paper.data import POSTERIORDB, DataError, ReferencePosterior, posteriordb
 from paper.posteriors import MODELS, posterior
 

@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 
 import opvi
-from opvi.app import cli
 from paper import regret as points
 from paper import regret_errors, regret_posterior
+from paper.commands import main
 
 RESULTS = Path(__file__).parents[2] / "docs" / "results"
 PARTS = ("linear", "logistic", "errors", "posterior")
@@ -27,10 +27,11 @@ def smoke(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """All parts, in miniature."""
     folder = tmp_path_factory.mktemp("regret")
     with jax.numpy_dtype_promotion("standard"), jax.numpy_rank_promotion("allow"):  # as a user has them
-        assert cli.main(["regret", "--smoke", "--out", str(folder)]) == 0
+        assert main(["regret", "--smoke", "--out", str(folder)]) == 0
     return folder
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("part", PARTS)
 def test_every_part_writes_its_files(smoke: Path, part: str) -> None:
     content = json.loads((smoke / f"regret-{part}-smoke.json").read_text())
@@ -41,6 +42,7 @@ def test_every_part_writes_its_files(smoke: Path, part: str) -> None:
         assert (smoke / f"regret-{part}-smoke{ending}").stat().st_size > 0
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("model", ["linear", "logistic"])
 def test_regret_stays_below_every_valid_bound_at_every_round(smoke: Path, model: str) -> None:
     rows = json.loads((smoke / f"regret-{model}-smoke.json").read_text())["rows"]
@@ -75,22 +77,22 @@ def test_lemma_1_on_a_huber_cost() -> None:
 
 def test_design_prints_and_draws(tmp_path: Path, capsys: Any) -> None:
     words = ["regret", "design", "--spread", "2", "--rounds", "100", "--rho", ".5", "--total", "400"]
-    assert cli.main([*words, "--out", str(tmp_path)]) == 0
+    assert main([*words, "--out", str(tmp_path)]) == 0
     printed = capsys.readouterr().out
     assert "| ⌈t^0.5⌉ |" in printed
     assert "| saturating, ρ = 0.5 |" in printed
     assert (tmp_path / "regret-design.png").stat().st_size > 0
-    assert cli.main([*words, "--total", "5", "--out", str(tmp_path)]) == 1
+    assert main([*words, "--total", "5", "--out", str(tmp_path)]) == 1
     assert "slower rule" in capsys.readouterr().err
     (tmp_path / "file").write_text("")
-    assert cli.main([*words, "--out", str(tmp_path / "file" / "below")]) == 1
+    assert main([*words, "--out", str(tmp_path / "file" / "below")]) == 1
     assert "nothing can be written" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("words", [["--spread", "-1"], ["--rho", "x"], ["--rounds", "0"], ["nothing"]])
 def test_design_refuses_bad_numbers(words: list[str]) -> None:
     with pytest.raises(SystemExit) as stop:
-        cli.main(["regret", *words])
+        main(["regret", *words])
     assert stop.value.code == 2
 
 

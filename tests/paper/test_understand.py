@@ -9,9 +9,8 @@ import numpy as np
 import pytest
 
 import opvi
-from opvi.app import cli
 from paper import understand
-from paper.__main__ import FIGURES
+from paper.commands import FIGURES, main
 from paper.understand_common import Size, exact, follow, start, streams
 
 RESULTS = Path(__file__).parents[2] / "docs" / "results"
@@ -23,10 +22,11 @@ def smoke(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """All parts, in miniature."""
     folder = tmp_path_factory.mktemp("understand")
     with jax.numpy_dtype_promotion("standard"), jax.numpy_rank_promotion("allow"):  # as a user has them
-        assert cli.main(["measure", "understanding", "--smoke", "--out", str(folder)]) == 0
+        assert main(["measure", "understanding", "--smoke", "--out", str(folder)]) == 0
     return folder
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("part", FIGURES)
 def test_every_part_writes_its_files(smoke: Path, part: str) -> None:
     content = json.loads((smoke / f"{part}-smoke.json").read_text())
