@@ -1,6 +1,5 @@
 """The engine: the same bits as a run however rows are cut, few programs, answers of any size, copies that go on."""
 
-
 import jax
 import numpy as np
 import pytest
