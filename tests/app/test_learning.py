@@ -457,7 +457,7 @@ def test_a_report_of_a_regression(whole, tmp_path, capsys):
     assert cli.main(["report", str(whole), "-o", str(tmp_path / "page.html")]) == 0
     page = (tmp_path / "page.html").read_text()
     assert page.startswith("<!DOCTYPE html>") or page.startswith("<!doctype html>")
-    for words in ("colour", "column &#x27;c&#x27;: … is not a number", "1,499"):
+    for words in ("colour", "column &#39;c&#39;: … is not a number", "1,499"):
         assert words in page, words
 
 

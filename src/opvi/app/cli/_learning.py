@@ -190,7 +190,8 @@ def _served(learner: Any, folder: Path, port: int) -> Any:
     """The page of the moment, made when it is asked for."""
     from opvi.app.learn import contents
     from opvi.app.learn._predicting import Learnt
-    from opvi.app.report import page, serve
+    from opvi.app.report import page
+    from opvi.app.report._server import serve
 
     about = learner.run.about()
 

@@ -1,4 +1,4 @@
-"""A run as one self-contained HTML page, and the same page live on this computer."""
+"""A run as one self-contained HTML page; `_server` shows it live on this computer."""
 
 from opvi.app.report._contents import Coefficient as Coefficient
 from opvi.app.report._contents import Contents as Contents
@@ -9,4 +9,3 @@ from opvi.app.report._contents import Stretch as Stretch
 from opvi.app.report._effects import effects as effects
 from opvi.app.report._page import page as page
 from opvi.app.report._particles import projection as projection
-from opvi.app.report._server import serve as serve

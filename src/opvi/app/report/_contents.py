@@ -1,5 +1,6 @@
 """What a report shows: plain numbers and words, taken from a run by whoever has one."""
 
+import math
 from collections.abc import Mapping, Sequence
 from typing import Literal, NamedTuple
 
@@ -7,6 +8,7 @@ import numpy as np
 
 PIT_BINS = 20  # of the histogram of a regression's calibration
 CONFIDENCE_BINS = 15  # of a classification's
+NOISE = 0.95  # of the bands that chance alone explains
 
 
 class Stretch(NamedTuple):
@@ -119,3 +121,12 @@ def so_far(curve: Sequence[Stretch], *, squared: bool) -> tuple[np.ndarray, np.n
 
     error = average(np.array([s.error for s in curve], float) ** power) ** (1 / power)
     return error, average(np.array([s.loss for s in curve], float))
+
+
+def noise_limits(total: float, share: float) -> tuple[float, float]:
+    """Return the counts between which a bin that holds this share of all rows falls 19 times out of 20, by chance."""
+    from scipy.special import bdtrik  # only a page needs it, a run does not
+
+    tail = (1 - NOISE) / 2
+    low, high = (float(bdtrik(q, total, share)) for q in (tail, 1 - tail))
+    return max(0.0, math.floor(low)) if math.isfinite(low) else 0.0, math.ceil(high) if math.isfinite(high) else total
