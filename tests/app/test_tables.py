@@ -9,6 +9,7 @@ import signal
 import sys
 import threading
 import tracemalloc
+import zlib
 from datetime import date, datetime
 from itertools import pairwise
 from pathlib import Path
@@ -578,12 +579,28 @@ def test_a_pipe_hands_out_rows_as_they_come(monkeypatch: pytest.MonkeyPatch, kin
             assert next(blocks, None) is None
 
 
-@pytest.mark.parametrize("packing", ["", "zst"])
+def test_a_compressed_pipe_hands_out_rows_as_they_come(monkeypatch: pytest.MonkeyPatch) -> None:
+    ours, theirs = os.pipe()
+    pack = zlib.compressobj(wbits=31)
+    with os.fdopen(ours) as end, os.fdopen(theirs, "wb", buffering=0) as writer:
+        monkeypatch.setattr(sys, "stdin", end)
+        writer.write(pack.compress(b"x,y\n1,2\n") + pack.flush(zlib.Z_SYNC_FLUSH))
+        with open_source("-") as source:
+            blocks = source.blocks()
+            assert next(blocks)[1:3] == (0, 1)
+            writer.write(pack.compress(b"1,2\n1,2\n") + pack.flush(zlib.Z_SYNC_FLUSH))
+            assert next(blocks)[1:3] == (1, 2)
+            writer.write(pack.flush())
+            writer.close()
+            assert next(blocks, None) is None
+
+
+@pytest.mark.parametrize("packing", ["", "gz", "zst"])
 def test_a_waiting_read_ends_with_a_signal(monkeypatch: pytest.MonkeyPatch, packing: str) -> None:
     ours, theirs = os.pipe()
     with os.fdopen(ours) as end, os.fdopen(theirs, "wb") as writer:
         text = b"x,y\n" + b"1,2\n" * 10_000
-        writer.write(zst(text)[:30] if packing else text)
+        writer.write({"": text, "gz": gzip.compress(text)[:30], "zst": zst(text)[:30]}[packing])
         writer.flush()
         monkeypatch.setattr(sys, "stdin", end)
         before = signal.signal(signal.SIGALRM, interrupt)

@@ -1,13 +1,15 @@
 """Bytes of a file or a pipe, as they come, decompressed on the way in bounded memory."""
 
+import gzip
 import hashlib
 import os
 import select
 import stat
 import sys
 import zlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import IO, cast
 
 import pyarrow as pa
 
@@ -15,7 +17,7 @@ from opvi.app.tables._block import PIECE, TableError
 
 GZIP, ZSTD = b"\x1f\x8b", b"\x28\xb5\x2f\xfd"  # how such files begin
 BEGINNING = 1 << 16  # bytes that the fingerprint covers
-SMALL = 1 << 14  # compressed bytes that are decompressed at a time
+SMALL = 1 << 16  # bytes that are decompressed at a time
 
 
 class Feed:
@@ -108,9 +110,10 @@ class Feed:
         """The bytes, decompressed if they begin like gzip or Zstandard."""
         head = self.peek(4)
         if head.startswith(GZIP):
-            return self._gathered(self._gzip())
+            return self._gathered(self._unpacked(gzip.GzipFile(fileobj=cast("IO[bytes]", _Raw(self))).read1))
         if head == ZSTD:
-            return self._gathered(self._zstd())
+            stream = pa.CompressedInputStream(pa.PythonFile(_Raw(self), mode="r"), "zstd")
+            return self._gathered(self._unpacked(stream.read))
         for ending in (".gz", ".zst"):
             if self.path.endswith(ending):
                 raise TableError(
@@ -119,37 +122,14 @@ class Feed:
                 )
         return self.plain()
 
-    def _gzip(self) -> Iterator[bytes]:
-        """Members one after the other; never more than 1 MiB at once, however well it was compressed."""
-        inflate, members, fresh = zlib.decompressobj(wbits=31), 0, True
-        for piece in self.plain():
-            for start in range(0, len(piece), SMALL):  # where it is damaged, no more than this is lost before it
-                data = piece[start : start + SMALL]
-                while data:
-                    if fresh and members:
-                        data = data.lstrip(b"\0")  # some writers pad the end
-                        if not data:
-                            break
-                    try:
-                        out = inflate.decompress(data, PIECE)
-                    except zlib.error as error:
-                        raise TableError(f"{self.name} is damaged after {self._where()}: {error}.") from None
-                    if out:
-                        yield out
-                    fresh, data = inflate.eof, inflate.unused_data if inflate.eof else inflate.unconsumed_tail
-                    if fresh:
-                        inflate, members = zlib.decompressobj(wbits=31), members + 1
-        if not fresh:
-            if out := inflate.decompress(b"", PIECE):
-                yield out
-            raise TableError(self._truncated())
-
-    def _zstd(self) -> Iterator[bytes]:
-        stream = pa.CompressedInputStream(pa.PythonFile(_Raw(self), mode="r"), "zstd")
+    def _unpacked(self, read: Callable[[int], bytes]) -> Iterator[bytes]:
+        """What a decompressor gives, in pieces small enough that little is lost before a damaged place."""
         while True:
             try:
-                piece = stream.read(4 * SMALL)
-            except OSError as error:
+                piece = read(SMALL)
+            except EOFError:
+                raise TableError(self._truncated()) from None
+            except (OSError, zlib.error) as error:
                 if "runcated" in str(error):
                     raise TableError(self._truncated()) from None
                 raise TableError(f"{self.name} is damaged after {self._where()}: {error}.") from None
@@ -194,7 +174,7 @@ class Feed:
 
 
 class _Raw:
-    """A feed as the file object that pyarrow reads from."""
+    """A feed as the file object that gzip and pyarrow read from."""
 
     closed = False
 
