@@ -166,7 +166,7 @@ def first_order_samplers(wrap: Wrap, particles: int, drifts: bool, example: Any)
         "blob": lambda step: opvi.blob(target, step=adam(step), likelihood_scale=scale),
         "gfsd": lambda step: opvi.gfsd(target, step=adam(step), likelihood_scale=scale),
         "gfsf": lambda step: opvi.gfsf(target, step=adam(step), likelihood_scale=scale),
-        "svgd, replay": lambda step: opvi.replay(stein(step), example, rows=1000),
+        "svgd, replay": lambda step: opvi.replay(stein(step), example, memory_rows=1000),
         "langevin": lambda step: opvi.langevin(target, step=plain(step), likelihood_scale=scale),
         "online_map": lambda step: opvi.online_map(target, step=adam(step)),
         "online_map, an ensemble": lambda step: opvi.online_map(target, step=adam(step)),
@@ -202,7 +202,9 @@ def network_samplers() -> dict[str, Sampler]:
     wrap, example = Wrap(target, calibrated=True), (np.zeros((1, 8), np.float32), np.zeros(1, np.float32))
     return {
         **first_order_samplers(wrap, MANY, False, example),
-        "first_order, replay": wrap.settled(opvi.replay(opvi.tracking.first_order(target), example, rows=1000), MANY),
+        "first_order, replay": wrap.settled(
+            opvi.replay(opvi.tracking.first_order(target), example, memory_rows=1000), MANY
+        ),
         "kfac": Sampler(lambda _: opvi.calibrated(opvi.kfac(fixed), fixed, particles=MANY)),
         "gauss_newton, by tracker": Sampler(lambda _: opvi.tracker(fixed)),
         "regressor": Sampler(lambda _: opvi.regressor(8)),

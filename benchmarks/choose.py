@@ -22,7 +22,7 @@ from benchmarks import choices
 from benchmarks.choices import SEEDS, TUNING, Rows, Sampler
 from benchmarks.machine import machine
 from opvi import metrics
-from opvi.tracking._calibrated import CalibratedState
+from opvi.tracking import Wrapped
 from paper.classification import scores as class_scores
 from paper.results import as_json
 
@@ -63,7 +63,7 @@ def pass_over(sampler: Sampler, made: opvi.Tracker | None, batch: int, step: Any
     plain: Any = ()
     if rows.X_test is not None:
         said = tracker.predict(state, rows.X_test)
-        if sampler.target is not None and isinstance(state, CalibratedState):
+        if sampler.target is not None and isinstance(state, Wrapped):
             plain = opvi.predict(sampler.target, state.particles, rows.X_test)
     past = getattr(state, "past", None)
     covariance = past.matrices[:, 0] if isinstance(state, opvi.algorithms.GaussNewtonState) else ()

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 import opvi
+from opvi._steps import StepInfo
 from opvi.tracking import _bank as bank
 from opvi.tracking import _temperature as temperature
 
@@ -86,7 +87,7 @@ def constant(logits):
 
     def step(key, state, batch):
         rows = state.rows + (batch.weight > 0).sum(dtype=jnp.int32)
-        info = opvi.algorithms.StepInfo(rows, jnp.zeros(()), jnp.zeros(()), jnp.array(True))
+        info = StepInfo(rows, jnp.zeros(()), jnp.zeros(()), jnp.array(True))
         return Counted(state.particles, state.round + 1, rows), info
 
     def predict(state, x):

@@ -87,7 +87,7 @@ def test_calibrating_changes_no_bit_of_the_particles():
     np.testing.assert_array_equal(plain.particles, calibrated.particles)
     assert np.isfinite(history.info.log_predictive).all()
     predictive = tracker.predict(calibrated, X)
-    weights = np.asarray(calibrated.errors.weights)
+    weights = np.asarray(calibrated.own.errors.weights)
     means = opvi.predict(target, plain.particles, X).components.mean
     np.testing.assert_allclose(predictive.mean(), weights @ np.asarray(means), rtol=1e-4, atol=1e-5)
 
@@ -109,31 +109,6 @@ def test_the_temperature_is_found_by_predicting_first():
 # --- replay -------------------------------------------------------------------------------------
 
 
-def test_the_reservoir_is_a_uniform_sample():
-    """2,000 runs of 30 rows into 6 places: each row is kept in 1/5 of them, within 5 standard errors."""
-    target = opvi.gaussian_mixture()
-    algorithm = opvi.replay(opvi.svgd(target, step=1e-3), np.zeros(1), rows=6, steps=1)
-    batches = [opvi.batch(np.arange(start, start + 10.0), pad_to=12) for start in (0, 10, 20)]
-
-    start = algorithm.init(KEY, jnp.array([[0.0, 1.0], [1.0, 0.0]]))
-
-    @jax.jit
-    @jax.vmap
-    def kept(key):
-        state = start
-        for batch in batches:
-            state, _ = algorithm.step(key, state, batch)
-        return state.kept, state.filled, state.rows
-
-    rows, filled, seen = kept(jax.random.split(KEY, 2000))
-    assert (filled == 6).all()
-    assert (seen == 30).all()
-    counts = np.bincount(np.asarray(rows, int).ravel(), minlength=30)
-    assert len(counts) == 30
-    np.testing.assert_allclose(counts / 2000, 0.2, atol=5 * np.sqrt(0.16 / 2000))
-    assert all(len(set(row)) == 6 for row in np.asarray(rows))  # no row twice
-
-
 def test_replay_learns_more_from_the_same_rows_and_keeps_nothing_poisoned():
     rng = np.random.default_rng(0)
     X = rng.normal(size=(600, 2)).astype(np.float32)
@@ -141,7 +116,7 @@ def test_replay_learns_more_from_the_same_rows_and_keeps_nothing_poisoned():
     target = opvi.mlp(2, (8,), activation=jnp.tanh)
     errors = []
     for steps in (1, 5):
-        algorithm = opvi.replay(opvi.tracking.first_order(target), (X[:1], y[:1]), rows=100, steps=steps)
+        algorithm = opvi.replay(opvi.tracking.first_order(target), (X[:1], y[:1]), memory_rows=100, steps=steps)
         with jax.numpy_dtype_promotion("standard"):  # optax's NAdam mixes dtypes
             state, _ = opvi.run(algorithm, opvi.stream((X[:500], y[:500]), 20), KEY, particles=5)
         errors.append(float(opvi.metrics.rmse(opvi.predict(target, state.particles, X[500:]), y[500:])))
@@ -151,10 +126,10 @@ def test_replay_learns_more_from_the_same_rows_and_keeps_nothing_poisoned():
     with jax.numpy_dtype_promotion("standard"):
         after, info = algorithm.step(KEY, state, opvi.batch((np.full((20, 2), np.nan, np.float32), y[:20])))
     assert not info.finite
-    np.testing.assert_array_equal(after.kept[0], state.kept[0])
+    np.testing.assert_array_equal(after.own.rows[0], state.own.rows[0])
     np.testing.assert_array_equal(after.particles, state.particles)
-    with pytest.raises(ValueError, match="`rows` and `steps` are 0 and 5"):
-        opvi.replay(algorithm, X, rows=0)
+    with pytest.raises(ValueError, match="`memory_rows` and `steps` are 0 and 5"):
+        opvi.replay(algorithm, X, memory_rows=0)
 
 
 # --- the watch ----------------------------------------------------------------------------------
@@ -170,5 +145,5 @@ def test_the_watch_reports_a_change_and_nothing_else():
     assert len(at) >= 1
     assert 2800 <= at[0] < 2800 + 20 * 20
     assert (at < 2800).sum() == 0
-    assert int(state.detector.changes) == len(at)
+    assert int(state.own.changes) == len(at)
     assert np.isfinite(tracker.predict(state, X[:5]).mean()).all()

@@ -47,7 +47,7 @@ def to_arviz(
         constant_data: name -> array, kept as they are next to the data's inputs.
         key: of the predictive draws; a JAX key or an integer seed.
     """
-    if not isinstance(target, Target | Tracker):
+    if not isinstance(target, Target) and not hasattr(target, "about"):
         raise TypeError(f"`target` is a {type(target).__name__}, but must be an `opvi.Target` or an `opvi.Tracker`.")
     if not hasattr(state, "particles"):
         raise TypeError(f"`state` is a {type(state).__name__}, but must be a sampler's: `state, _ = opvi.run(...)`.")
@@ -58,7 +58,7 @@ def to_arviz(
         "rounds": int(state.round),
         "rows": int(state.rows),
     }
-    if isinstance(target, Tracker):
+    if hasattr(target, "about"):
         tracker = target
         scaled = "networks' weights, for inputs and outputs that the tracker standardises"
         note = f"{scaled}; {note}" if note else scaled
@@ -115,7 +115,7 @@ def _particles(state: Any) -> tuple[Particles, str]:
 
 
 def _posterior(target: Any, particles: Particles) -> Group:
-    if isinstance(target, Tracker):
+    if hasattr(target, "about"):
         return {"weights": particles}
     if particles.shape[1] != target.dim:
         raise ValueError(
@@ -145,7 +145,7 @@ def _about_rows(
     """All groups that need rows."""
     data = cast(batch(data), particles.dtype).data
     pair = isinstance(data, tuple | list) and len(data) == 2
-    if isinstance(target, Tracker) and not pair:
+    if hasattr(target, "about") and not pair:
         raise ValueError(f"`data` has leaves of shape {shapes_of(data)}, but this tracker learns from pairs (X, y).")
     if _is_numpyro(target):
         observed, inputs = target.program.observations(data), target.program.inputs(data)
@@ -155,7 +155,7 @@ def _about_rows(
         observed, inputs = _leaves(data, "", "y"), {}
     groups = {"observed_data": observed, "constant_data": inputs}
     name = next(iter(observed)) if len(observed) == 1 else "rows"
-    predicts = isinstance(target, Tracker) or (target.predict is not None and pair)
+    predicts = hasattr(target, "about") or (target.predict is not None and pair)
     if tracker is not None and predicts:
         groups["posterior_predictive"] = {name: tracker.predict(state, data[0]).sample(key, len(particles))}
     elif _is_numpyro(target):

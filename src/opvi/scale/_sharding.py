@@ -79,10 +79,10 @@ def sharded(algorithm: Sampler, mesh: Mesh) -> Sampler:
 
         return step
 
-    changed = algorithm._replace(init=init, step=spread(algorithm.step))
-    if isinstance(changed, Tracker) and changed.relearn is not None:
-        changed = changed._replace(relearn=spread(changed.relearn))
-    return changed
+    step, relearn = spread(algorithm.step), getattr(algorithm, "relearn", None)
+    if not hasattr(algorithm, "predict"):
+        return algorithm._replace(init=init, step=step)
+    return Tracker(init, step, algorithm.predict, algorithm.about, None if relearn is None else spread(relearn))
 
 
 def place(state: Any, mesh: Mesh) -> Any:

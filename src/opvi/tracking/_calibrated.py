@@ -1,11 +1,12 @@
-r"""Any sampler of a model with a distribution head, with predictions calibrated as the stream goes by."""
+"""Any sampler of a model with a distribution head, with predictions calibrated as the stream goes by."""
 
-from typing import Any, NamedTuple
+from dataclasses import dataclass, field
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 
-from opvi._steps import compiled
+from opvi._steps import compiled, mean_over
 from opvi.predictive import Normal, Predictive
 from opvi.predictive import predict as predict_with
 from opvi.targets import Target, cast, check_batch
@@ -13,96 +14,99 @@ from opvi.tracking import _calibration as calibration
 from opvi.tracking import _temperature as temperature
 from opvi.tracking._calibration import Calibration, Combined
 from opvi.tracking._temperature import Exponents
-from opvi.types import Algorithm, Array, Batch, Key, Particles, Scalar, Tracker
+from opvi.tracking._wrapped import Wrapped, WrappedInfo, Wrapper, wrapped_info
+from opvi.types import Array, Batch, Key, Predicted, Sampler, Start, State, Tree
 
 
-class CalibratedState(NamedTuple):
-    """A sampler's state, and what its errors have taught."""
+class Known(NamedTuple):
+    """What errors have taught."""
 
-    inner: Any
     errors: Calibration  # used by regressions
     exponents: Exponents  # used by classes
 
-    @property
-    def particles(self) -> Particles:
-        """The sampler's."""
-        return self.inner.particles
 
-    @property
-    def round(self) -> Array:
-        """The sampler's."""
-        return self.inner.round
+@dataclass(frozen=True)
+class Calibrated(Wrapper):
+    """Settings of `calibrated`."""
 
-    @property
-    def rows(self) -> Array:
-        """The sampler's."""
-        return self.inner.rows
+    target: Target
+    particles: int | None  # drawn by `init` if it is not told otherwise
+    about: str = field(default="", kw_only=True, compare=False)
+
+    def init(self, key: Key, particles: Start = None) -> Wrapped:
+        """Return the state before any row."""
+        return super().init(key, self.particles if particles is None else particles)
+
+    def beginning(self, inner: State) -> Known:
+        """Return what is known about errors before any."""
+        n, dtype = len(inner.particles), inner.particles.dtype
+        return Known(calibration.start(n, 0, dtype), temperature.start(1, dtype))
+
+    def step(self, key: Key, state: Wrapped, batch: Batch) -> tuple[Wrapped, WrappedInfo]:
+        """Predict a batch, learn from the errors, and only then from the batch."""
+        return _step(self, key, state, batch)
+
+    def predict(self, state: Wrapped, x: Tree) -> Predictive:
+        """Return the calibrated posterior predictive at inputs x."""
+        plain = predict_with(self.target, state.particles, x)
+        if isinstance(plain.components, Normal):
+            errors = state.own.errors
+            return Predictive(calibration.predictive(errors, _combined(errors, plain.components.mean)))
+        return plain._replace(temperature=temperature.temperature(state.own.exponents))
 
 
-class CalibratedInfo(NamedTuple):
-    """What a round did, for readers; never fed back."""
-
-    rows: Array
-    log_predictive: Scalar  # mean log predictive density of the batch, calibrated, before learning from it
-    drift: Scalar
-    finite: Array
-    inner: Any
-
-
-def calibrated(algorithm: Algorithm, target: Target, *, particles: Any = 20, about: str = "") -> Tracker:
-    r"""The sampler as a tracker that predicts each batch, learns from its errors, and only then from the batch.
+def calibrated(sampler: Sampler, target: Target, *, particles: int | None = 20, about: str = "") -> Calibrated:
+    r"""The sampler, which predicts each batch, learns from its errors, and only then from the batch.
 
     Regression: the particles' means are combined by weights on the simplex, and noise, the particles' spread and
     the tails are weighed by their discounted log scores. Classes: a temperature. No row is held out.
 
     Args:
-        algorithm: any sampler of the target.
+        sampler: any sampler of the target, wrapped or not.
         target: with a Gaussian, Bernoulli or categorical head; batches are pairs `(X, y)`, with y of about unit
             size for a Gaussian head.
-        particles: the number that `init` draws, or the particles themselves.
-        about: what the tracker says about itself.
+        particles: the number that `init` draws; None leaves it to the sampler.
+        about: what the tracker says about itself; as the sampler does, if omitted.
     """
     if target.predict is None:
         raise TypeError("predictions need a model of y: a target with `predict`, e.g. `opvi.mlp(...)`.")
+    return Calibrated(sampler, target, particles, about=about or getattr(sampler, "about", ""))
 
-    def init(key: Key, particles_: Any = None) -> CalibratedState:
-        inner = algorithm.init(key, particles if particles_ is None else particles_)
-        n, dtype = len(inner.particles), inner.particles.dtype
-        return CalibratedState(inner, calibration.start(n, 0, dtype), temperature.start(1, dtype))
 
-    def combined(state: CalibratedState, means: Array) -> tuple[Combined, Array]:
-        """The particles' means as one prediction, and the features of its errors: none."""
-        nothing = jnp.zeros((means.shape[1], 0), means.dtype)
-        return calibration.combine(state.errors, means, jnp.zeros_like(means), nothing), nothing
+def _combined(errors: Calibration, means: Array) -> Combined:
+    """Return the particles' means as one prediction; the sizes of its errors depend on nothing else."""
+    return calibration.combine(errors, means, jnp.zeros_like(means), _nothing(means))
 
-    def predict(state: CalibratedState, x: Any) -> Predictive:
-        plain = predict_with(target, state.particles, x)
-        if not isinstance(plain.components, Normal):
-            return plain._replace(temperature=temperature.temperature(state.exponents))
-        return Predictive(calibration.predictive(state.errors, combined(state, plain.components.mean)[0]))
 
-    def learn(state: CalibratedState, batch: Batch) -> tuple[CalibratedState, Array]:
-        """The state with what the errors on this batch teach, and the log predictive density of each row."""
-        x, y = batch.data
-        plain = predict_with(target, state.particles, x)
-        if isinstance(plain.components, Normal):
-            means = plain.components.mean
-            one, nothing = combined(state, means)
-            errors = calibration.learn(state.errors, one, means, jnp.zeros_like(means), nothing, y, batch.weight)
-            return state._replace(errors=errors), calibration.log_predictive(state.errors, one, y)
-        log_p = plain.log_probabilities()[None]
-        exponents = temperature.update(state.exponents, log_p, y.astype(jnp.int32), batch.weight)
-        return state._replace(exponents=exponents), predict(state, x).log_density(y)
+def _nothing(means: Array) -> Array:
+    return jnp.zeros((means.shape[1], 0), means.dtype)
 
-    @compiled
-    def step(key: Key, state: CalibratedState, batch: Batch) -> tuple[CalibratedState, CalibratedInfo]:
-        dtype = state.particles.dtype
-        batch = cast(batch, dtype)
-        check_batch(target, state.particles[0], batch)
-        learnt, log_density = learn(state, batch)
-        inner, info = algorithm.step(key, state.inner, batch)
-        state = jax.tree.map(lambda a, b: jnp.where(info.finite, a, b), learnt, state)._replace(inner=inner)
-        score = (log_density * batch.weight).sum() / jnp.maximum(batch.weight.sum(), 1e-30)
-        return state, CalibratedInfo(info.rows, score, info.drift, info.finite, info)
 
-    return Tracker(init, step, predict, about)
+def _learn(sampler: Calibrated, state: Wrapped, batch: Batch) -> tuple[Known, Predicted]:
+    """Return what is known after the errors on this batch, and what was predicted for it."""
+    known: Known = state.own
+    x, y = batch.data
+    plain = predict_with(sampler.target, state.particles, x)
+    if isinstance(plain.components, Normal):
+        means = plain.components.mean
+        one = _combined(known.errors, means)
+        zero = jnp.zeros_like(means)
+        errors = calibration.learn(known.errors, one, means, zero, _nothing(means), y, batch.weight)
+        log_density = calibration.log_predictive(known.errors, one, y)
+        level = Predictive(calibration.predictive(known.errors, one)).cdf(y)
+        return known._replace(errors=errors), Predicted(log_density, one.mean, level)
+    log_p = plain.log_probabilities()[None]
+    exponents = temperature.update(known.exponents, log_p, y.astype(jnp.int32), batch.weight)
+    said = plain._replace(temperature=temperature.temperature(known.exponents))
+    return known._replace(exponents=exponents), Predicted(said.log_density(y), probabilities=said.probabilities())
+
+
+@compiled
+def _step(sampler: Calibrated, key: Key, state: Wrapped, batch: Batch) -> tuple[Wrapped, WrappedInfo]:
+    batch = cast(batch, state.particles.dtype)
+    check_batch(sampler.target, state.particles[0], batch)
+    learnt, predicted = _learn(sampler, state, batch)
+    inner, info = sampler.sampler.step(key, state.inner, batch)
+    known = jax.tree.map(lambda new, old: jnp.where(info.finite, new, old), learnt, state.own)
+    told = wrapped_info(info)._replace(log_predictive=mean_over(batch, predicted.log_density), predicted=predicted)
+    return Wrapped(inner, known, inner.round, inner.rows), told

@@ -1,11 +1,13 @@
 r"""When did the data change? A Page–Hinkley test on how well batches were predicted before learning from them."""
 
-from typing import Any, NamedTuple
+from dataclasses import dataclass
+from typing import NamedTuple
 
 import jax.numpy as jnp
 
 from opvi._steps import compiled
-from opvi.types import Array, Batch, Key, Particles, Scalar, Tracker
+from opvi.tracking._wrapped import Wrapped, WrappedInfo, Wrapper, wrapped_info
+from opvi.types import Array, Batch, Key, Sampler, Scalar, State
 
 ALLOWANCE = 0.5  # standard deviations; smaller rises of the loss are not worth an alarm
 THRESHOLD = 12.0  # of the cumulated excess; quiet losses get there once in some 100,000 batches
@@ -24,7 +26,7 @@ class Detector(NamedTuple):
     changes: Array  # alarms so far
 
 
-def start(dtype: Any) -> Detector:
+def start(dtype: jnp.dtype) -> Detector:
     """Nothing seen."""
     zero, none = jnp.zeros((), dtype), jnp.zeros((), jnp.int32)
     return Detector(zero, zero, zero, none, none)
@@ -61,53 +63,30 @@ def update(detector: Detector, loss: Scalar) -> tuple[Detector, Array]:
     return Detector(*(jnp.where(good, a, b) for a, b in zip(new, detector, strict=True))), alarm
 
 
-class WatchedState(NamedTuple):
-    """A tracker's state and its detector."""
+@dataclass(frozen=True)
+class Watched(Wrapper):
+    """Settings of `watched`."""
 
-    inner: Any
-    detector: Detector
+    def beginning(self, inner: State) -> Detector:
+        """Return a detector that has seen nothing."""
+        return start(inner.particles.dtype)
 
-    @property
-    def particles(self) -> Particles:
-        """The tracker's."""
-        return self.inner.particles
-
-    @property
-    def round(self) -> Array:
-        """The tracker's."""
-        return self.inner.round
-
-    @property
-    def rows(self) -> Array:
-        """The tracker's."""
-        return self.inner.rows
+    def step(self, key: Key, state: Wrapped, batch: Batch) -> tuple[Wrapped, WrappedInfo]:
+        """Learn from a batch, and say whether the data changed."""
+        return _step(self, key, state, batch)
 
 
-class WatchedInfo(NamedTuple):
-    """The tracker's own Info in short, and whether the data changed."""
-
-    rows: Array
-    log_predictive: Scalar
-    drift: Scalar
-    finite: Array
-    changed: Array  # True at a batch where the detector sounded the alarm
-    inner: Any
+def watched(sampler: Sampler) -> Watched:
+    """The same sampler, whose Info says in `changed` when the data changed."""
+    return Watched(sampler)
 
 
-def watched(tracker: Tracker) -> Tracker:
-    """The same tracker, whose Info says when the data changed."""
-
-    def init(key: Key, particles: Any = None) -> WatchedState:
-        inner = tracker.init(key, particles)
-        return WatchedState(inner, start(inner.particles.dtype))
-
-    @compiled
-    def step(key: Key, state: WatchedState, batch: Batch) -> tuple[WatchedState, WatchedInfo]:
-        inner, info = tracker.step(key, state.inner, batch)
-        # The first batch was predicted from nothing: its loss says nothing about later ones.
-        loss = jnp.where(state.inner.rows > 0, -info.log_predictive, jnp.nan)
-        detector, changed = update(state.detector, loss)
-        told = WatchedInfo(info.rows, info.log_predictive, info.drift, info.finite, changed, info)
-        return WatchedState(inner, detector), told
-
-    return Tracker(init, step, lambda state, x: tracker.predict(state.inner, x), tracker.about)
+@compiled
+def _step(sampler: Watched, key: Key, state: Wrapped, batch: Batch) -> tuple[Wrapped, WrappedInfo]:
+    inner, info = sampler.sampler.step(key, state.inner, batch)
+    # The first batch was predicted from nothing: its loss says nothing about later ones.
+    loss = jnp.where(state.rows > 0, -info.log_predictive, jnp.nan)
+    detector, changed = update(state.own, loss)
+    told = wrapped_info(info)
+    changed = changed if told.changed is None else changed | told.changed
+    return Wrapped(inner, detector, inner.round, inner.rows), told._replace(changed=changed)

@@ -13,7 +13,8 @@ def named_parameters(state: Any, hidden: tuple[int, ...]) -> dict[str, np.ndarra
 
     Weights are `[particles, inputs, outputs]`, biases `[particles, outputs]`, for standardised inputs.
     """
-    state = getattr(state, "inner", state)
+    while hasattr(state, "inner"):
+        state = state.inner
     if hasattr(state, "networks"):
         return _of_classifier(state)
     sizes = (len(state.moments.mean) - 1, *hidden, 1)

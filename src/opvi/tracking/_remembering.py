@@ -1,96 +1,93 @@
-r"""A tracker that learns from some of the rows again: a bounded, uniform sample of the stream."""
+"""A sampler that keeps a bounded, uniform sample of the stream, and learns from some of its rows again."""
 
-from typing import Any, NamedTuple
+from dataclasses import dataclass
 
 import jax
 import jax.numpy as jnp
 
-from opvi._steps import compiled
+from opvi._steps import check_example, compiled
 from opvi.targets import cast
-from opvi.types import Array, Batch, Key, Particles, Tracker
+from opvi.tracking import _reservoir as reservoirs
+from opvi.tracking._reservoir import Layout, Reservoir
+from opvi.tracking._wrapped import Wrapped, WrappedInfo, Wrapper, wrapped_info
+from opvi.types import Batch, Data, Key, Sampler, State
 
-AGAIN = 1.0  # rows learnt again for every new one
 
+@dataclass(frozen=True)
+class Remembering(Wrapper):
+    """Settings of `remembering`."""
 
-class RememberingState(NamedTuple):
-    """A tracker's state, and the rows it may see again."""
+    memory_rows: int
+    layout: Layout
+    again: float
 
-    inner: Any
-    x: Array  # [rows, F]
-    y: Array  # [rows]
-    filled: Array  # rows of them in use
+    def beginning(self, inner: State) -> Reservoir:
+        """Return an empty reservoir."""
+        return reservoirs.empty(self.layout, self.memory_rows, inner.particles.dtype)
+
+    def step(self, key: Key, state: Wrapped, batch: Batch) -> tuple[Wrapped, WrappedInfo]:
+        """Learn from a batch, then from rows kept before it; then keep some of its rows."""
+        return _step(self, key, state, batch)
 
     @property
-    def particles(self) -> Particles:
-        """The tracker's."""
-        return self.inner.particles
-
-    @property
-    def round(self) -> Array:
-        """The tracker's."""
-        return self.inner.round
-
-    @property
-    def rows(self) -> Array:
-        """The tracker's."""
-        return self.inner.rows
+    def about(self) -> str:
+        """One line: what was chosen, and why."""
+        rows = f"{self.memory_rows:,} rows"
+        return f"{super().about}; {f'learns again from {rows} kept' if self.again else f'keeps a sample of {rows}'}"
 
 
-def remembering(tracker: Tracker, features: int, rows: int, *, again: float = AGAIN) -> Tracker:
-    r"""The tracker with a reservoir of rows, from which it learns again after every batch.
+def remembering(sampler: Sampler, memory_rows: int, *, again: float = 1.0, example: Data | None = None) -> Remembering:
+    r"""The sampler with a reservoir of rows, from which it learns again after every batch.
 
     The reservoir is a uniform sample of all rows so far: the s-th row enters with probability rows/s, in place of a
     random one. Rows learnt again teach the parameters only. Calibration, scaling and counts come from rows as they
     are first seen, because predictions of a row that was learnt before are better than those of a new one.
+    `opvi.tracking.kept_rows(state)` returns the rows.
 
     Args:
-        tracker: `opvi.regressor(...)` or `opvi.classifier(...)`.
-        features: columns of X.
-        rows: size of the reservoir.
-        again: rows learnt again for every new one.
+        sampler: `opvi.regressor(...)` or `opvi.classifier(...)`, wrapped or not; any sampler if `again` is 0.
+        memory_rows: size of the reservoir.
+        again: rows learnt again for every new one; 0 only keeps rows.
+        example: data of at least one row as the stream will bring them, where the sampler cannot know their shape.
     """
-    relearn = tracker.relearn
-    if relearn is None:
-        raise TypeError("this tracker has no `relearn`; rows can be kept for `opvi.regressor` and `opvi.classifier`.")
-    if not isinstance(rows, int) or rows < 1 or not again > 0:
-        raise ValueError(f"`rows` and `again` are {rows!r} and {again}, but at least 1 and more than 0 are needed.")
-
-    def init(key: Key, particles: Any = None) -> RememberingState:
-        inner = tracker.init(key, particles)
-        x = jnp.zeros((rows, features), inner.particles.dtype)
-        return RememberingState(inner, x, x[:, 0], jnp.zeros((), jnp.int32))
-
-    def keep(key: Key, state: RememberingState, batch: Batch) -> RememberingState:
-        here = batch.weight > 0
-        before = state.rows + jnp.cumsum(here) - 1  # rows seen before each
-        draw = jax.random.randint(key, here.shape, 0, jnp.maximum(before + 1, 1))
-        place = jnp.where(before < rows, before, draw)
-        place = jnp.where(here, place, rows)  # past the end: dropped
-        x, y = batch.data
-        return state._replace(
-            x=state.x.at[place].set(x, mode="drop"),
-            y=state.y.at[place].set(y.astype(state.y.dtype), mode="drop"),
-            filled=jnp.minimum(state.rows + here.sum(dtype=jnp.int32), rows),
+    if again and not hasattr(sampler, "relearn"):
+        raise TypeError(
+            "this sampler has no `relearn`; `opvi.regressor` and `opvi.classifier` have. Give `again=0` to keep rows "
+            "without learning from them again, or use `opvi.replay`."
         )
+    if not isinstance(memory_rows, int) or memory_rows < 1 or not again >= 0:
+        raise ValueError(
+            f"`memory_rows` and `again` are {memory_rows!r} and {again}, but must be at least 1 and at least 0."
+        )
+    return Remembering(sampler, memory_rows, _layout(sampler, example), again)
 
-    @compiled
-    def step(key: Key, state: RememberingState, batch: Batch) -> tuple[RememberingState, Any]:
-        batch = cast(batch, state.particles.dtype)
-        mine = jax.random.fold_in(key, state.round)
-        inner, info = tracker.step(key, state.inner, batch)
-        count = max(1, round(again * len(batch.weight)))
+
+def _layout(sampler: Sampler, example: Data | None) -> Layout:
+    """Return the layout of the rows: the example's, or pairs with as many columns as the sampler takes."""
+    if example is not None:
+        return reservoirs.layout_of(example)
+    inner = sampler
+    while isinstance(inner, Wrapper):
+        inner = inner.sampler
+    columns = getattr(inner, "features", None)
+    if columns is None:
+        raise ValueError("rows can only be kept once their shapes are known: give `example=(X[:1], y[:1])`.")
+    return reservoirs.pairs(columns)
+
+
+@compiled
+def _step(sampler: Remembering, key: Key, state: Wrapped, batch: Batch) -> tuple[Wrapped, WrappedInfo]:
+    batch = cast(batch, state.particles.dtype)
+    inner, info = sampler.sampler.step(key, state.inner, batch)
+    data = tuple(batch.data) if isinstance(batch.data, list) else batch.data
+    check_example(state.own.rows, data)
+    keep, again = reservoirs.keys(key)
+    if sampler.again:
+        count = max(1, round(sampler.again * len(batch.weight)))
         share = (batch.weight > 0).mean(dtype=batch.weight.dtype)  # a padded batch is followed by fewer
-        drawn = jax.random.randint(jax.random.fold_in(mine, 0), (count,), 0, jnp.maximum(state.filled, 1))
-        due = (state.filled > 0) & (jnp.arange(count, dtype=share.dtype) < share * count)
-        weight = jnp.where(due, 1, 0).astype(batch.weight.dtype)
-        weight = jnp.where(info.finite, weight, 0)  # a refused batch is neither kept nor followed by others
-        old = Batch((state.x[drawn], state.y[drawn]), weight)
-        kept = keep(jax.random.fold_in(mine, 1), state, batch)
-        kept = jax.tree.map(lambda a, b: jnp.where(info.finite, a, b), kept, state)
-        return kept._replace(inner=relearn(key, inner, old)), info
-
-    def again_(key: Key, state: RememberingState, batch: Batch) -> RememberingState:
-        return state._replace(inner=relearn(key, state.inner, batch))
-
-    about = f"{tracker.about}; learns again from {rows:,} rows kept"
-    return Tracker(init, step, lambda state, x: tracker.predict(state.inner, x), about, again_)
+        # A refused batch is neither kept nor followed by others.
+        due = info.finite & (state.own.seen > 0) & (jnp.arange(count, dtype=share.dtype) < share * count)
+        old = reservoirs.draw(jax.random.fold_in(again, state.round), state.own, count)
+        inner = sampler.sampler.relearn(key, inner, Batch(old, due.astype(share.dtype)))  # type: ignore[attr-defined]
+    kept = reservoirs.offer(keep, state.own, batch._replace(data=data), info.finite)
+    return Wrapped(inner, kept, inner.round, inner.rows), wrapped_info(info)

@@ -2,6 +2,8 @@
 
 from functools import lru_cache
 
+import numpy as np
+
 from opvi.tracking._classifier import classifier
 from opvi.tracking._regressor import regressor
 from opvi.tracking._remembering import remembering
@@ -16,7 +18,7 @@ def shared_regressor(
 ) -> Tracker:
     """`opvi.regressor`, with `memory_rows` rows kept to learn from again."""
     made = regressor(features, hidden=hidden, particles=particles, half_life=half_life, warm_up=warm_up)
-    return remembering(made, features, memory_rows) if memory_rows else made
+    return remembering(made, memory_rows, example=_row(features)) if memory_rows else made  # type: ignore
 
 
 @lru_cache(KEPT)
@@ -25,4 +27,8 @@ def shared_classifier(
 ) -> Tracker:
     """`opvi.classifier`, with `memory_rows` rows kept to learn from again."""
     made = classifier(features, classes, hidden=hidden, particles=particles, half_life=half_life)
-    return remembering(made, features, memory_rows) if memory_rows else made
+    return remembering(made, memory_rows, example=_row(features)) if memory_rows else made  # type: ignore
+
+
+def _row(features: int) -> tuple[np.ndarray, np.ndarray]:
+    return np.zeros((1, features), np.float32), np.zeros(1, np.float32)

@@ -36,7 +36,7 @@ def tracker(
     memory: float = 64e6,
     replay_rows: int = 0,
     watch: bool = False,
-) -> Tracker:
+) -> Any:
     """The sampler that suits a target, chosen from its size and shape. `tracker.about` says which, and why.
 
     Up to 50 parameters: `sl_opvi` tracks the posterior itself. Larger models with a Gaussian prior and a
@@ -73,7 +73,7 @@ def tracker(
 
 def _choose(
     target: Target, example: Data, particles: int | None, half_life: float | None, memory: float, replay_rows: int
-) -> Tracker:
+) -> Any:
     d = target.dim
     if d <= FEW and not replay_rows:
         n = particles or PARTICLES["few"]
@@ -92,21 +92,22 @@ def _choose(
                 f"KFAC, {n} particles: covariances of {d} parameters would not fit {memory / 1e6:.0f} MB even one "
                 f"hidden unit at a time; {_memory_of(half_life)}"
             )
-            return calibrated(kfac(target, half_life=half_life or math.inf), target, particles=n, about=about)
+            made: Any = kfac(target, half_life=half_life or math.inf)
+            return calibrated(made, target, particles=n, about=about)
         form = "full covariances" if count == 1 else f"covariances in {count} blocks of {size}"
         used = n * blocks.numbers * 4 / 1e6
         about = (
             f"Gauss–Newton, {n} particles with {form}: {d} parameters take {used:.0f} of {memory / 1e6:.0f} MB; "
             f"{'half-life 460 rows + 23 % of those seen' if half_life is None else _memory_of(half_life)}"
         )
-        sampler = gauss_newton(
+        sampler: Any = gauss_newton(
             target, half_life=_fresh if half_life is None else half_life, noise=AdaptiveNoise(), memory=memory
         )
         return calibrated(sampler, target, particles=n, about=about)
     sampler = first_order(target)
     kept = ""
     if replay_rows:
-        sampler = replay(sampler, example, rows=replay_rows)
+        sampler = replay(sampler, example, memory_rows=replay_rows)
         kept = f" and a reservoir of {replay_rows} rows, as asked for"
     why = "" if replay_rows else f": {d} parameters, and no Gaussian prior with a distribution head to linearise"
     about = f"first-order OPVI with NAdam steps, {n} particles{kept}{why}"

@@ -11,7 +11,6 @@ from opvi.app.tables import Block, Schema, TableError
 from opvi.tracking import watched
 from opvi.tracking._regressor import EARLY_ROWS
 from opvi.tracking._shared import shared_classifier, shared_regressor
-from opvi.types import Tracker
 
 MOST_BYTES = 1 << 30  # of a model's state
 HIDDEN = {"regression": (50,), "classification": (100,)}
@@ -28,13 +27,13 @@ class Settings(NamedTuple):
     seed: int = 0
 
 
-def model(schema: Schema, settings: Settings) -> Tracker:
+def model(schema: Schema, settings: Settings) -> Any:
     """The tracker for a schema, with an alarm for changes in the data."""
     return _model(schema.task, len(schema.features), len(schema.classes), settings)
 
 
 @lru_cache(8)  # runs of one kind share their compiled programs
-def _model(task: str, columns: int, classes: int, settings: Settings) -> Tracker:
+def _model(task: str, columns: int, classes: int, settings: Settings) -> Any:
     shared = {
         "hidden": widths(task, settings),
         "particles": settings.particles,
@@ -46,7 +45,7 @@ def _model(task: str, columns: int, classes: int, settings: Settings) -> Tracker
     return _checked(watched(shared_classifier(columns, max(2, classes), **shared)))
 
 
-def _checked(tracker: Tracker) -> Tracker:
+def _checked(tracker: Any) -> Any:
     """Refuse a model that would not fit, before it takes the memory."""
     state = jax.eval_shape(tracker.init, jax.random.key(0))
     size = sum(math.prod(leaf.shape) * leaf.dtype.itemsize for leaf in jax.tree.leaves(state))

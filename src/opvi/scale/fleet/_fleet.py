@@ -81,7 +81,7 @@ class Fleet:
                 raise ValueError(f"`{name}` is {value!r}, but must be a whole number of at least 1.")
         if on_bad not in ("raise", "skip"):
             raise ValueError(f'`on_bad` is {on_bad!r}, but must be "raise" or "skip".')
-        if not isinstance(algorithm, Algorithm | Tracker):
+        if not hasattr(algorithm, "step"):
             raise TypeError(
                 f"`algorithm` is a {type(algorithm).__name__}, but a fleet needs a sampler or a tracker, e.g. "
                 "`opvi.regressor(3)`."
@@ -290,7 +290,7 @@ class Fleet:
         return jax.tree.map(lambda *leaves: np.concatenate(leaves)[back], *parts)
 
     def _predictor(self) -> Any:
-        if isinstance(self.algorithm, Tracker):
+        if hasattr(self.algorithm, "predict"):
             return self.algorithm.predict
         if self._target is None:
             raise TypeError(

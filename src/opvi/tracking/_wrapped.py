@@ -1,0 +1,84 @@
+"""What samplers around samplers share: one state, one Info, and methods that pass through."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from typing import NamedTuple
+
+from opvi.types import Array, Batch, Info, Key, Particles, Predicted, Prediction, Sampler, Scalar, Start, State, Tree
+
+
+class Wrapped(NamedTuple):
+    """A sampler's state, and what its wrapper keeps beside it."""
+
+    inner: State  # the sampler's
+    own: Tree  # the wrapper's
+    round: Array
+    rows: Array  # as the stream counts them: a replaying wrapper steps its sampler several times per round
+
+    @property
+    def particles(self) -> Particles:
+        """The sampler's."""
+        return self.inner.particles
+
+
+class WrappedInfo(NamedTuple):
+    """What a round did, for readers; never fed back."""
+
+    rows: Array
+    log_predictive: Scalar  # mean log predictive density of the batch, before learning from it
+    drift: Scalar
+    finite: Array
+    predicted: Predicted | None  # for each row, before learning
+    changed: Array | None  # True: the data changed; None where nobody watches
+    inner: Info  # the sampler's own, without what it predicted
+
+
+def wrapped_info(info: Info) -> WrappedInfo:
+    """Return a sampler's Info as its wrapper hands it on; what was predicted is stored once, outermost."""
+    predicted = getattr(info, "predicted", None)
+    inner = info if predicted is None else info._replace(predicted=None)  # type: ignore[attr-defined]
+    changed = getattr(info, "changed", None)
+    return WrappedInfo(info.rows, info.log_predictive, info.drift, info.finite, predicted, changed, inner)
+
+
+@dataclass(frozen=True)
+class Wrapper:
+    """A sampler around another one: what it does not change passes through, so wrappers compose in any order."""
+
+    sampler: Sampler
+
+    def init(self, key: Key, particles: Start = None) -> Wrapped:
+        """Return the state before any row."""
+        inner = self.sampler.init(key, particles)
+        return Wrapped(inner, self.beginning(inner), inner.round, inner.rows)
+
+    def beginning(self, inner: State) -> Tree:
+        """Return what the wrapper keeps before any row."""
+        return ()
+
+    def step(self, key: Key, state: Wrapped, batch: Batch) -> tuple[Wrapped, WrappedInfo]:
+        """Learn from a batch."""
+        inner, info = self.sampler.step(key, state.inner, batch)
+        return Wrapped(inner, state.own, inner.round, inner.rows), wrapped_info(info)
+
+    def predict(self, state: Wrapped, x: Tree) -> Prediction:
+        """Return the sampler's posterior predictive at inputs x."""
+        return self.sampler.predict(state.inner, x)
+
+    @property
+    def relearn(self) -> Callable[[Key, Wrapped, Batch], Wrapped]:
+        """Learn from rows seen before: parameters only. Missing, as an attribute, where the sampler lacks it."""
+        return partial(_relearn, self.sampler.relearn)  # type: ignore[attr-defined]
+
+    @property
+    def about(self) -> str:
+        """One line: what was chosen, and why."""
+        return getattr(self.sampler, "about", "")
+
+    def __str__(self) -> str:
+        return self.about
+
+
+def _relearn(relearn: Callable[[Key, State, Batch], State], key: Key, state: Wrapped, batch: Batch) -> Wrapped:
+    return state._replace(inner=relearn(key, state.inner, batch))
