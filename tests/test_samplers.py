@@ -233,7 +233,7 @@ def test_wrong_batches_are_refused_before_anything_moves():
     summed = opvi.target(lambda p: -p @ p, lambda p, x: (x - p[0]).sum(), lambda key: jnp.zeros(2))
     algorithm = opvi.svgd(summed, step=0.1)
     state = algorithm.init(KEY, np.eye(2, dtype=np.float32))
-    with pytest.raises(ValueError, match=r"returned shape \(\) for a batch of 5 rows.*one number a row"):
+    with pytest.raises(ValueError, match=r"returned shape \(\) for a batch of 5 rows.*one number per row"):
         algorithm.step(KEY, state, opvi.batch(np.zeros(5, np.float32)))
 
 

@@ -13,6 +13,7 @@ Particles = jax.Array  # [n, d]
 Scores = jax.Array  # [n, d]
 Scalar = jax.Array
 ArrayLike = Any  # whatever `numpy.asarray` takes: an array of any library, a list, a number
+DType = Any  # whatever `numpy.dtype` takes
 Tree = Any  # a pytree of arrays
 Params = Tree  # the user's pytree: one particle, unravelled
 Data = Tree  # a pytree of arrays that share a leading axis of rows

@@ -1,5 +1,6 @@
 """Targets from NumPyro models: densities, names, draws, heads, refusals, and the models of posteriordb."""
 
+import dataclasses
 import functools
 
 import jax
@@ -136,7 +137,7 @@ def test_names_are_kept_and_draws_return_to_their_supports():
     found = target.constrain(RNG.normal(size=(5, target.dim)))
     assert list(found) == ["w", "sigma", "squares"]  # not `mean`, which follows the rows
     np.testing.assert_allclose(found["squares"], found["w"] ** 2)
-    other = target._replace(init=lambda key: jax.tree.map(jnp.zeros_like, target.init(key)))
+    other = dataclasses.replace(target, init=lambda key: jax.tree.map(jnp.zeros_like, target.init(key)))
     assert (other.constrain(opvi.draw(other, 0, 2))["sigma"] == 1).all()
 
 

@@ -190,7 +190,7 @@ def test_wrong_targets_and_particles_are_refused():
 
 def test_heads_refuse_wrong_outputs():
     for head, name in ((opvi.gaussian(), "gaussian"), (opvi.bernoulli(), "bernoulli")):
-        with pytest.raises(ValueError, match=f"the {name} head takes one output a row"):
+        with pytest.raises(ValueError, match=f"the {name} head takes one output per row"):
             head.distribution(jnp.zeros((4, 2)), None)
     with pytest.raises(ValueError, match="categorical head"):
         opvi.categorical().distribution(jnp.zeros(4), None)
@@ -198,3 +198,51 @@ def test_heads_refuse_wrong_outputs():
         opvi.gaussian(0.0)
     with pytest.raises(ValueError, match="layer sizes"):
         opvi.mlp(3, (0,))
+
+
+def poisson_prior(p):
+    return -p @ p
+
+
+def poisson_rows(p, x):
+    return x * p[0] - jnp.exp(p[0])
+
+
+def poisson_init(key):
+    return jax.random.normal(key, (2,))
+
+
+VALUES = {
+    **{name: make for name, (make, _) in TARGETS.items()},
+    "your own": lambda: opvi.target(poisson_prior, poisson_rows, poisson_init),
+    "parts with variances of their own": lambda: opvi.network(
+        jnp.matmul, poisson_init, opvi.bernoulli(), prior_variance={"a": 1, "b": [2.0]}
+    ),
+    "gaussian head": lambda: opvi.gaussian(0.5),
+    "bernoulli head": opvi.bernoulli,
+    "categorical head": opvi.categorical,
+    "Gamma": lambda: opvi.targets.Gamma(2.0),
+}
+
+
+@pytest.mark.parametrize("name", VALUES)
+def test_what_is_made_of_equal_parts_is_equal(name):
+    one, other = VALUES[name](), VALUES[name]()
+    assert one is not other
+    assert one == other
+    assert hash(one) == hash(other)
+
+
+def test_what_is_made_of_other_parts_is_not_equal():
+    made = [
+        *(make() for make in VALUES.values()),
+        opvi.gaussian_mixture(3.0),
+        opvi.mlp(3, (4, 5)),
+        opvi.mlp(3, (4, 5), weight_spread=2.0),
+        opvi.gaussian(0.6),
+        opvi.linear_regression(3, noise=0.5, prior_variance=3.0),
+        opvi.target(poisson_prior, poisson_rows, poisson_init, poisson_rows),
+    ]
+    assert len(set(made)) == len(made)
+    assert opvi.mlp(3, [4]) == opvi.mlp(3, (4,))
+    assert opvi.linear_regression(3, noise=1) == opvi.linear_regression(3)

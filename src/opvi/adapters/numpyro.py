@@ -7,6 +7,7 @@ the one whose size follows the rows.
 
 import inspect
 from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import Any
 
 import jax
@@ -33,14 +34,15 @@ from opvi.adapters._sites import (
 )
 from opvi.predictive import Distribution
 from opvi.running._stream import row_count
-from opvi.targets import Target, target
+from opvi.targets import Target
 from opvi.types import Array, Data, Key, Params, Particles, as_key, shapes_of
 
 
+@dataclass(frozen=True)
 class NumPyroTarget(Target):
     """What `opvi.from_numpyro` makes: a target that also knows the model's sites, and the way back to them."""
 
-    program: "_Program"
+    program: "_Program" = field(kw_only=True)
 
     def constrain(self, particles: Particles) -> dict[str, Array]:
         """Latent and deterministic sites at every particle, in the model's own units: name -> `[n, ...]`.
@@ -73,11 +75,6 @@ class NumPyroTarget(Target):
             )
         return jax.vmap(self.unravel)(particles)
 
-    def _replace(self, **changes: Any) -> "NumPyroTarget":
-        made = super()._replace(**changes)
-        made.program = self.program
-        return made
-
 
 def from_numpyro(model: Model, example: Data) -> NumPyroTarget:
     r"""A target from a NumPyro model with a data plate.
@@ -106,9 +103,8 @@ def from_numpyro(model: Model, example: Data) -> NumPyroTarget:
     if not callable(model):
         raise TypeError(f"`model` is a {type(model).__name__}, but must be a NumPyro model: a Python function.")
     program = _Program(model, example)
-    made = NumPyroTarget(*target(program.log_prior, program.log_likelihood, program.init, program.predict))
-    made.program = program
-    return made
+    functions = (program.log_prior, program.log_likelihood, program.init, program.predict)
+    return NumPyroTarget(*functions, program=program)
 
 
 def _numbers(leaf: Any) -> np.ndarray:

@@ -227,8 +227,8 @@ def kfac(
 
 def _architectures(targets: Sequence[Target]) -> list[Architecture]:
     """The targets' layers, refused unless all have some and the same."""
-    out = [t.architecture for t in targets]
-    if not out or any(a is None for a in out):
+    out = [t.architecture for t in targets if t.architecture]
+    if not out or len(out) < len(targets):
         raise TypeError(
             "Kronecker factors need the layers of an MLP: a target made by `opvi.mlp(...)`, with variances as numbers "
             "(or None) and not as `Gamma` priors."

@@ -1,5 +1,10 @@
 """Posteriors to track: your own functions, networks, and ready-made models."""
 
+from opvi.targets._heads import Gamma as Gamma
+from opvi.targets._heads import Head as Head
+from opvi.targets._heads import bernoulli as bernoulli
+from opvi.targets._heads import categorical as categorical
+from opvi.targets._heads import gaussian as gaussian
 from opvi.targets._mixture import gaussian_mixture as gaussian_mixture
 from opvi.targets._mixture import sample_mixture as sample_mixture
 from opvi.targets._mlp import MLP as MLP
@@ -9,17 +14,12 @@ from opvi.targets._mlp import activation_and_slope as activation_and_slope
 from opvi.targets._mlp import backward as backward
 from opvi.targets._mlp import forward as forward
 from opvi.targets._mlp import jacobian as jacobian
-from opvi.targets._networks import Architecture as Architecture
-from opvi.targets._networks import Gamma as Gamma
-from opvi.targets._networks import Head as Head
-from opvi.targets._networks import bernoulli as bernoulli
-from opvi.targets._networks import categorical as categorical
-from opvi.targets._networks import gaussian as gaussian
 from opvi.targets._networks import linear_regression as linear_regression
 from opvi.targets._networks import logistic_regression as logistic_regression
 from opvi.targets._networks import mlp as mlp
 from opvi.targets._networks import network as network
 from opvi.targets._networks import softmax_regression as softmax_regression
+from opvi.targets._target import Architecture as Architecture
 from opvi.targets._target import Scored as Scored
 from opvi.targets._target import Target as Target
 from opvi.targets._target import as_particles as as_particles

@@ -1,13 +1,14 @@
 r"""The two-parameter Gaussian mixture of Welling and Teh (2011), the paper's synthetic experiment."""
 
 import math
+from dataclasses import dataclass
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from opvi.targets._target import Target, target
-from opvi.types import Array, Key
+from opvi.targets._target import Method, Target, target
+from opvi.types import Array, DType, Key
 
 
 def gaussian_mixture(variance: float = 2.0, prior_variance: tuple[float, float] = (10.0, 1.0)) -> Target:
@@ -21,27 +22,37 @@ def gaussian_mixture(variance: float = 2.0, prior_variance: tuple[float, float] 
     """
     if not variance > 0 or not min(prior_variance) > 0:
         raise ValueError(f"variances are {variance} and {prior_variance}, but each must be greater than 0.")
-    spread = np.sqrt(np.asarray(prior_variance))
+    made = _Mixture(float(variance), (float(prior_variance[0]), float(prior_variance[1])))
+    return target(*(Method(made, name) for name in ("log_prior", "log_likelihood", "init")))
 
-    def log_prior(theta: Array) -> Array:
-        return -0.5 * ((theta / spread.astype(theta.dtype)) ** 2).sum()
 
-    def log_likelihood(theta: Array, x: Array) -> Array:
+@dataclass(frozen=True)
+class _Mixture:
+    """The mixture; its methods are those of its target."""
+
+    variance: float
+    prior_variance: tuple[float, float]
+
+    def log_prior(self, theta: Array) -> Array:
+        return -0.5 * ((theta / self.spread(theta.dtype)) ** 2).sum()
+
+    def log_likelihood(self, theta: Array, x: Array) -> Array:
         # Written around the midpoint of the two components, where the model's symmetry is plain.
-        midpoint, gap = theta[0] + theta[1] / 2, theta[1]
+        midpoint, gap, variance = theta[0] + theta[1] / 2, theta[1], self.variance
         tilt = (x - midpoint) * gap / (2 * variance)
         bump = -((x - midpoint) ** 2) / (2 * variance) - gap**2 / (8 * variance)
         return bump + jnp.logaddexp(tilt, -tilt) - 0.5 * math.log(8 * math.pi * variance)
 
-    def init(key: Key) -> Array:
+    def init(self, key: Key) -> Array:
         draw = jax.random.normal(key, (2,))
-        return draw * spread.astype(draw.dtype)
+        return draw * self.spread(draw.dtype)
 
-    return target(log_prior, log_likelihood, init)
+    def spread(self, dtype: DType) -> np.ndarray:
+        return np.sqrt(np.asarray(self.prior_variance)).astype(dtype)
 
 
 def sample_mixture(key: Key, rows: int, theta: tuple[float, float] = (0.0, 1.0), variance: float = 2.0) -> Array:
-    """Rows drawn from the mixture at `theta`."""
+    """Return rows drawn from the mixture at `theta`."""
     component, spread = jax.random.split(key)
     noise = jax.random.normal(spread, (rows,))
     second = jax.random.bernoulli(component, 0.5, (rows,)).astype(noise.dtype)

@@ -1,80 +1,61 @@
 r"""Targets from networks: any `apply` function, a Bayesian MLP, and the linear models as its special case."""
 
-import math
-from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+import operator
+from collections.abc import Callable, Hashable, Sequence
+from dataclasses import dataclass, replace
 
 import jax
 import jax.numpy as jnp
 
-from opvi.predictive import Bernoulli, Categorical, Distribution, Normal
+from opvi.predictive import Distribution
+from opvi.targets._heads import Gamma, Head, bernoulli, categorical, gaussian
 from opvi.targets._mlp import MLP
-from opvi.targets._target import Target, target
-from opvi.types import Array, Key, Params
+from opvi.targets._target import Architecture, Method, Target, target
+from opvi.types import Array, Data, Key, Params
 
 
-class Gamma(NamedTuple):
-    """A Gamma prior on a precision, by shape and rate. The paper uses Gamma(1, 0.1): mean 10."""
+@dataclass(frozen=True)
+class _Network:
+    """A Bayesian network; its methods are those of its target."""
 
-    shape: float = 1.0
-    rate: float = 0.1
+    apply: Callable[[Params, Array], Array]
+    start: Callable[[Key], Params]
+    head: Head
+    precision_prior: Gamma | None  # of all weights; None: their variances are known
+    variances: tuple[float, ...]  # of the parts of the weights
+    parts: Hashable  # their pytree; jax does not export the type
 
-    def log_density_of_log(self, log_precision: Array) -> Array:
-        """The density of the logarithm, Jacobian included, up to a constant."""
-        return self.shape * log_precision - self.rate * jnp.exp(log_precision)
+    def init(self, key: Key) -> Params:
+        params = {"weights": self.start(key)}
+        if self.head.noise_prior is not None:  # precision 1: the noise of standardised targets before any fit
+            params["log_noise_precision"] = jnp.zeros(())
+        if self.precision_prior is not None:
+            params["log_prior_precision"] = self.precision_prior.sample_log(jax.random.fold_in(key, 1))
+        return params
 
-    def sample_log(self, key: Key) -> Array:
-        """The logarithm of a draw."""
-        return jnp.log(jax.random.gamma(key, self.shape)) - math.log(self.rate)
+    def log_prior(self, params: Params) -> Array:
+        weights = params["weights"]
+        if self.precision_prior is not None:
+            log_precision = params["log_prior_precision"]
+            count = sum(leaf.size for leaf in jax.tree.leaves(weights))
+            total = 0.5 * count * log_precision - 0.5 * jnp.exp(log_precision) * _squares(weights)
+            total += self.precision_prior.log_density_of_log(log_precision)
+        else:
+            parts = self.parts.flatten_up_to(weights)  # type: ignore[attr-defined]
+            total = sum(-0.5 * _squares(part) / v for part, v in zip(parts, self.variances, strict=True))
+        if self.head.noise_prior is not None:
+            total += self.head.noise_prior.log_density_of_log(params["log_noise_precision"])
+        return total
 
+    def predict(self, params: Params, x: Array) -> Distribution:
+        return self.head.distribution(self.apply(params["weights"], x), params.get("log_noise_precision"))
 
-class Head(NamedTuple):
-    """How a network's outputs become a distribution of y."""
-
-    distribution: Callable[[Array, Array | None], Distribution]  # (outputs, log noise precision)
-    noise_prior: Gamma | None = None
-
-
-def _one_output(outputs: Array, head: str) -> Array:
-    if outputs.ndim == 2 and outputs.shape[1] == 1:
-        return outputs[:, 0]
-    if outputs.ndim != 1:
-        raise ValueError(
-            f"`apply` returned shape {outputs.shape}, but the {head} head takes one output a row: (B,) or (B, 1)."
-        )
-    return outputs
-
-
-def gaussian(noise: float | Gamma = 1.0) -> Head:
-    """A head for numbers: y = output + noise. `noise` is its variance, or a Gamma prior on its precision, to infer."""
-    if not isinstance(noise, Gamma) and not noise > 0:
-        raise ValueError(f"`noise` is {noise!r}, but a variance must be greater than 0.")
-
-    def distribution(outputs: Array, log_precision: Array | None) -> Normal:
-        mean = _one_output(outputs, "gaussian")
-        variance = jnp.asarray(noise, mean.dtype) if log_precision is None else jnp.exp(-log_precision)
-        return Normal(mean, jnp.broadcast_to(variance, mean.shape))
-
-    return Head(distribution, noise if isinstance(noise, Gamma) else None)
+    def log_likelihood(self, params: Params, batch: Data) -> Array:
+        x, y = batch
+        return self.predict(params, x).log_density(y)
 
 
-def bernoulli() -> Head:
-    """A head for two classes: y is 0 or 1, and the output is the logit of 1."""
-    return Head(lambda outputs, _: Bernoulli(_one_output(outputs, "bernoulli")))
-
-
-def categorical() -> Head:
-    """A head for several classes: y is a class index, and the outputs are one logit a class."""
-
-    def distribution(outputs: Array, _: Array | None) -> Categorical:
-        if outputs.ndim != 2:
-            raise ValueError(f"`apply` returned shape {outputs.shape}, but the categorical head takes (B, classes).")
-        return Categorical(outputs)
-
-    return Head(distribution)
-
-
-def _squares(params: Params) -> Any:
+def _squares(params: Params) -> Array:
     return sum((leaf**2).sum() for leaf in jax.tree.leaves(params))
 
 
@@ -98,47 +79,12 @@ def network(
         prior_variance: $\lambda^{-1}$; a Gamma prior on $\lambda$ to infer it; or a pytree of numbers, one for each
             part of the parameters.
     """
-    precision_prior = prior_variance if isinstance(prior_variance, Gamma) else None
-    if precision_prior is None and not all(v > 0 for v in jax.tree.leaves(prior_variance)):
+    inferred = prior_variance if isinstance(prior_variance, Gamma) else None
+    variances, parts = jax.tree.flatten(() if inferred else prior_variance)
+    if not all(v > 0 for v in variances):
         raise ValueError(f"`prior_variance` is {prior_variance!r}, but must be greater than 0.")
-
-    def init_all(key: Key) -> Params:
-        params = {"weights": init(key)}
-        if head.noise_prior is not None:  # precision 1: the noise of standardised targets before any fit
-            params["log_noise_precision"] = jnp.zeros(())
-        if precision_prior is not None:
-            params["log_prior_precision"] = precision_prior.sample_log(jax.random.fold_in(key, 1))
-        return params
-
-    def log_prior(params: Params) -> Array:
-        weights = params["weights"]
-        if precision_prior is not None:
-            log_precision = params["log_prior_precision"]
-            count = sum(leaf.size for leaf in jax.tree.leaves(weights))
-            total = 0.5 * count * log_precision - 0.5 * jnp.exp(log_precision) * _squares(weights)
-            total += precision_prior.log_density_of_log(log_precision)
-        else:
-            parts = jax.tree.map(lambda v, part: -0.5 * _squares(part) / v, prior_variance, weights)
-            total = sum(jax.tree.leaves(parts))
-        if head.noise_prior is not None:
-            total += head.noise_prior.log_density_of_log(params["log_noise_precision"])
-        return total
-
-    def predict(params: Params, x: Array) -> Distribution:
-        return head.distribution(apply(params["weights"], x), params.get("log_noise_precision"))
-
-    def log_likelihood(params: Params, batch: Any) -> Array:
-        x, y = batch
-        return predict(params, x).log_density(y)
-
-    return target(log_prior, log_likelihood, init_all, predict)
-
-
-class Architecture(NamedTuple):
-    """What an MLP is made of, for samplers that work layer by layer."""
-
-    mlp: MLP
-    head: Head
+    net = _Network(apply, init, head, inferred, tuple(map(float, variances)), parts)
+    return target(*(Method(net, name) for name in ("log_prior", "log_likelihood", "init", "predict")))
 
 
 def mlp(
@@ -169,18 +115,17 @@ def mlp(
         bias_spread: standard deviation of the hidden layers' starting biases.
         output_spread: $s$ of the last layer, where it differs.
     """
-    sizes = (features, *hidden, outputs)
+    sizes = tuple(operator.index(size) for size in (features, *hidden, outputs))
     if min(sizes) < 1:
         raise ValueError(f"layer sizes are {sizes}, but each must be at least 1.")
-
     head = head or gaussian()
     inferred = prior_variance if isinstance(prior_variance, Gamma) else None
     given = None if isinstance(prior_variance, Gamma) else prior_variance
     net = MLP(sizes, activation, weight_spread, bias_spread, output_spread, given)
-    made = network(net.apply, net.init, head, prior_variance=inferred or net.prior_variances)
+    made = network(Method(net, "apply"), Method(net, "init"), head, prior_variance=inferred or net.prior_variances)
     if inferred or head.noise_prior is not None:  # no layer has a variance to name
         return made
-    return made._replace(architecture=Architecture(net, head))
+    return replace(made, architecture=Architecture(net, head))
 
 
 def linear_regression(features: int, *, noise: float | Gamma = 1.0, prior_variance: float | Gamma = 1.0) -> Target:

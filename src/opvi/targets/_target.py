@@ -2,6 +2,8 @@ r"""A target: log prior and per-row log likelihood over any pytree, and its scor
 
 import math
 from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cached_property
 from typing import Any, NamedTuple
 
 import jax
@@ -9,28 +11,101 @@ import jax.numpy as jnp
 import numpy as np
 
 from opvi.predictive import Distribution
-from opvi.types import Array, Batch, Data, Key, Params, Particles, as_key, shapes_of
+from opvi.targets._heads import Head
+from opvi.targets._mlp import MLP
+from opvi.types import (
+    Array,
+    ArrayLike,
+    Batch,
+    Data,
+    DType,
+    Key,
+    Params,
+    Particles,
+    Seed,
+    Start,
+    Tree,
+    as_key,
+    shapes_of,
+)
 
 
-class Target(NamedTuple):
-    """The posterior to track. Made by `opvi.target` or by a ready-made model.
+class Architecture(NamedTuple):
+    """What an MLP is made of, for samplers that work layer by layer."""
+
+    mlp: MLP
+    head: Head
+
+
+class Layout(NamedTuple):
+    """How a pytree of parameters lies in a vector."""
+
+    structure: Any  # jax does not export the type
+    shapes: tuple[tuple[int, ...], ...]  # of the leaves
+    ends: tuple[int, ...]  # of the leaves, in the vector
+
+
+@dataclass(frozen=True)
+class Target:
+    """The posterior to track. Made by `opvi.target` or by a ready-made model; equal if its functions are.
 
     The functions speak the user's pytree; samplers hold particles as one `[n, d]` matrix, and cross
     over with `ravel` and `unravel`.
     """
 
     log_prior: Callable[[Params], Array]
-    log_likelihood: Callable[[Params, Data], Array]  # one number a row: [B]
+    log_likelihood: Callable[[Params, Data], Array]  # one number per row: [B]
     init: Callable[[Key], Params]
-    predict: Callable[[Params, Any], Distribution] | None
-    dim: int
-    ravel: Callable[[Params], Array]  # pytree -> [d]
-    unravel: Callable[[Array], Params]  # [d] -> pytree, in the vector's dtype
-    architecture: Any = None  # the layers, where the target is an MLP and a sampler wants to know them
+    predict: Callable[[Params, Tree], Distribution] | None = None
+    architecture: Architecture | None = None  # the layers, where the target is an MLP
+
+    @cached_property
+    def layout(self) -> Layout:
+        """How the parameters lie in a vector, from the shapes that `init` returns."""
+        leaves, structure = jax.tree.flatten(jax.eval_shape(self.init, jax.random.key(0)))
+        for leaf in leaves:
+            if not jnp.issubdtype(leaf.dtype, jnp.floating):
+                raise TypeError(
+                    f"`init` returns a leaf of dtype {leaf.dtype}, but parameters move along gradients and must be "
+                    "floating point. Keep integers and functions outside the parameters (equinox: `eqx.partition`)."
+                )
+        ends = np.cumsum([math.prod(leaf.shape) for leaf in leaves]).tolist()
+        if not ends or ends[-1] == 0:
+            raise ValueError("`init` returns no parameters; a target needs at least one number to infer.")
+        return Layout(structure, tuple(leaf.shape for leaf in leaves), tuple(ends))
+
+    @property
+    def dim(self) -> int:
+        """The number of parameters."""
+        return self.layout.ends[-1]
+
+    def ravel(self, params: Params) -> Array:
+        """Return the parameters as a vector `[d]`."""
+        return jnp.concatenate([jnp.ravel(leaf) for leaf in self.layout.structure.flatten_up_to(params)])
+
+    def unravel(self, vector: Array) -> Params:
+        """Return the parameters that a vector `[d]` holds, in its dtype."""
+        structure, shapes, ends = self.layout
+        parts = jnp.split(vector, ends[:-1])
+        return structure.unflatten([part.reshape(shape) for part, shape in zip(parts, shapes, strict=True)])
+
+
+@dataclass(frozen=True, repr=False)
+class Method:
+    """A method that is equal to the same method of an equal object; Python's own compares identities."""
+
+    of: object
+    name: str
+
+    def __call__(self, *arguments: Tree) -> Tree:
+        return getattr(self.of, self.name)(*arguments)
+
+    def __repr__(self) -> str:
+        return f"{self.of!r}.{self.name}"
 
 
 class Scored(NamedTuple):
-    """What one pass over a batch tells about every particle."""
+    """What one pass over a batch says about every particle."""
 
     likelihood: Array  # [n, d]: gradient of the weighted sum of row log likelihoods
     prior: Array  # [n, d]: gradient of the log prior
@@ -41,7 +116,7 @@ def target(
     log_prior: Callable[[Params], Array],
     log_likelihood: Callable[[Params, Data], Array],
     init: Callable[[Key], Params],
-    predict: Callable[[Params, Any], Distribution] | None = None,
+    predict: Callable[[Params, Tree], Distribution] | None = None,
 ) -> Target:
     r"""A posterior from plain functions.
 
@@ -54,37 +129,18 @@ def target(
         predict: what the model says about y at inputs x, as `opvi.Normal`, `opvi.Bernoulli` or
             `opvi.Categorical`. Needed only for predictions.
     """
-    template = jax.eval_shape(init, jax.random.key(0))
-    leaves, treedef = jax.tree.flatten(template)
-    structure: Any = treedef  # jax does not export the type
-    for leaf in leaves:
-        if not jnp.issubdtype(leaf.dtype, jnp.floating):
-            raise TypeError(
-                f"`init` returns a leaf of dtype {leaf.dtype}, but parameters move along gradients and must be "
-                "floating point. Keep integers and functions outside the parameters (equinox: `eqx.partition`)."
-            )
-    shapes = [leaf.shape for leaf in leaves]
-    ends = np.cumsum([math.prod(shape) for shape in shapes]).tolist()
-    if not ends or ends[-1] == 0:
-        raise ValueError("`init` returns no parameters; a target needs at least one number to infer.")
-
-    def ravel(params: Params) -> Array:
-        return jnp.concatenate([jnp.ravel(leaf) for leaf in structure.flatten_up_to(params)])
-
-    def unravel(vector: Array) -> Params:
-        parts = jnp.split(vector, ends[:-1])
-        return structure.unflatten([part.reshape(shape) for part, shape in zip(parts, shapes, strict=True)])
-
-    return Target(log_prior, log_likelihood, init, predict, ends[-1], ravel, unravel)
+    made = Target(log_prior, log_likelihood, init, predict)
+    made.layout  # noqa: B018  # refuse at once what `init` must not return
+    return made
 
 
-def draw(target: Target, key: Any, n: int) -> Particles:
-    """n starting particles as an `[n, d]` matrix."""
+def draw(target: Target, key: Seed, n: int) -> Particles:
+    """Return n starting particles as an `[n, d]` matrix."""
     return jax.vmap(lambda k: target.ravel(target.init(k)))(jax.random.split(as_key(key), n))
 
 
-def as_particles(target: Target, key: Any, particles: Any, *, at_least: int = 1) -> Particles:
-    """An `[n, d]` matrix from a count (drawn), a matrix, or a pytree stacked along a leading axis."""
+def as_particles(target: Target, key: Seed, particles: Start, *, at_least: int = 1) -> Particles:
+    """Return an `[n, d]` matrix from a count (drawn), a matrix, or a pytree stacked along a leading axis."""
     if isinstance(particles, int | np.integer) and not isinstance(particles, bool):
         x = draw(target, key, _enough(int(particles), at_least))
     elif isinstance(particles, jax.Array | np.ndarray) and np.ndim(particles) == 2:
@@ -119,15 +175,15 @@ def _enough(n: int, at_least: int, shape: tuple[int, ...] | None = None) -> int:
     return n
 
 
-def cast(batch: Any, dtype: Any) -> Batch:
-    """The batch with floating-point leaves in the particles' dtype."""
+def cast(batch: Batch, dtype: DType) -> Batch:
+    """Return the batch with floating-point leaves in the particles' dtype."""
     if not isinstance(batch, Batch):
         raise TypeError(
             f"`batch` is a {type(batch).__name__}, but `step` takes an `opvi.Batch`. "
             "Wrap rows with `opvi.batch((X, y))`, or iterate over `opvi.stream(...)`."
         )
 
-    def convert(leaf: Any) -> Array:
+    def convert(leaf: ArrayLike) -> Array:
         leaf = jnp.asarray(leaf)
         return leaf.astype(dtype) if jnp.issubdtype(leaf.dtype, jnp.floating) else leaf
 
@@ -149,12 +205,12 @@ def check_batch(target: Target, particle: Array, batch: Batch) -> None:
     if np.shape(out) != rows:
         raise ValueError(
             f"`log_likelihood` returned shape {np.shape(out)} for a batch of {rows[0]} rows, but must return one "
-            f"number a row: shape {rows}. Do not sum over rows; the sampler does that, with weights."
+            f"number per row: shape {rows}. Do not sum over rows; the sampler does that, with weights."
         )
 
 
 def score(target: Target, particles: Particles, batch: Batch) -> Scored:
-    r"""$\nabla \ell_t(x_i)$ and $\nabla \log p_0(x_i)$ for every particle, with the row log likelihoods."""
+    r"""Return $\nabla \ell_t(x_i)$ and $\nabla \log p_0(x_i)$ for every particle, with the row log likelihoods."""
     check_batch(target, particles[0], batch)
 
     def weighted_sum(x: Array) -> tuple[Array, Array]:
