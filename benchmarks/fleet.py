@@ -80,7 +80,7 @@ def difference(made: opvi.Fleet, ids: np.ndarray, data: Any, times: int, model: 
     """Between a model's particles and those of its stream run alone."""
     mine = jax.tree.map(lambda leaf: leaf[ids == model], data)
     stream = opvi.stream(mine, made.batch_size, passes=times)
-    state, _ = opvi.run(made.algorithm, stream, made.key(model), state=made.start(model))
+    state, _ = opvi.run(made.sampler, stream, made.key(model), state=made.start(model))
     return float(np.abs(np.asarray(state.particles) - np.asarray(made.state(model).particles)).max())
 
 
@@ -129,7 +129,7 @@ def on_disk() -> Iterator[Result]:
     folder = Path(tempfile.mkdtemp(prefix="opvi-fleet-"))
     for what, call in (
         ("save", lambda: made.save(folder)),
-        ("load", lambda: opvi.Fleet.load(folder, made.algorithm)),
+        ("load", lambda: opvi.Fleet.load(folder, made.sampler)),
     ):
         timing = repeat(call, 2.0)
         size = sum(path.stat().st_size for path in folder.iterdir())

@@ -1,3 +1,5 @@
+from dataclasses import dataclass, field
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -5,7 +7,6 @@ import pytest
 
 import opvi
 from opvi.predictive import Categorical, Predictive
-from opvi.scale.fleet import _programs as programs
 from opvi.scale.fleet import _rows as rows
 from opvi.scale.fleet._table import Table
 
@@ -43,15 +44,15 @@ def same_bits(a, b) -> bool:
 def alone(fleet, name, data):
     """The state of the same stream without a fleet."""
     stream = opvi.stream(data, fleet.batch_size)
-    return opvi.run(fleet.algorithm, stream, fleet.key(name), state=fleet.start(name))[0]
+    return opvi.run(fleet.sampler, stream, fleet.key(name), state=fleet.start(name))[0]
 
 
-@pytest.mark.parametrize("name", SAMPLERS)
+@pytest.mark.parametrize("name", ["langevin", "linear_ekf", pytest.param("regressor", marks=pytest.mark.slow)])
 def test_a_model_has_the_bits_of_its_stream_run_alone(name):
-    algorithm, settings, labels = SAMPLERS[name]
+    sampler, settings, labels = SAMPLERS[name]
     X, y = rows_of(300, labels)
     ids = ragged(300, 30)
-    fleet = opvi.Fleet(algorithm, 0, batch_size=4, **settings)
+    fleet = opvi.Fleet(sampler, 0, batch_size=4, **settings)
     calls = [slice(0, 300)] if name != "langevin" else [slice(0, 1), slice(1, 8), slice(8, 200), slice(200, 300)]
     for part in calls:
         fleet.learn(ids[part], (X[part], y[part]))
@@ -87,13 +88,13 @@ def test_lanes_differ_from_a_run_alone_by_rounding_and_not_with_the_company():
 
 def test_samplers_that_factorise_matrices_go_one_at_a_time():
     fleet = opvi.Fleet(FILTER, 0, batch_size=4, lanes=8)
-    with pytest.raises(ValueError, match="`lanes` is 8, but this algorithm factorises matrices"):
+    with pytest.raises(ValueError, match="`lanes` is 8, but this sampler factorises matrices"):
         fleet.learn([0], rows_of(1, labels=True))
     assert len(fleet) == 0
     for fleet, data, threads in ((opvi.Fleet(FILTER, 0), rows_of(1, labels=True), 1), (fleet_of(), rows_of(1), None)):
-        before = fleet._engine._threads
+        before = fleet._workers.threads
         fleet.learn([0], data)
-        assert fleet._engine._threads == (threads or before)
+        assert fleet._workers.threads == (threads or before)
 
 
 def test_start_and_key_depend_on_the_id_alone():
@@ -127,14 +128,42 @@ def test_rows_wait_until_their_batch_is_full():
     assert fleet.flush().ids == []
 
 
-def test_few_programs_serve_calls_of_any_length():
-    fleet = fleet_of()
-    fleet.learn([0] * 4, rows_of(4))
-    fleet.learn(np.arange(100).repeat(4), rows_of(400))
-    before = programs._compiled_advance.cache_info().misses
-    for count in (1, 3, 17, 61, 260):
-        fleet.learn(ragged(count, 50), rows_of(count))
-    assert programs._compiled_advance.cache_info().misses == before
+@dataclass(frozen=True)
+class Counting:
+    """A sampler that counts how often its methods are traced."""
+
+    sampler: object
+    traced: list = field(default_factory=list, compare=False)
+
+    def init(self, *arguments):
+        self.traced.append("init")
+        return self.sampler.init(*arguments)
+
+    def step(self, *arguments):
+        self.traced.append("step")
+        return self.sampler.step(*arguments)
+
+    def predict(self, *arguments):
+        self.traced.append("predict")
+        return self.sampler.predict(*arguments)
+
+
+def test_few_programs_serve_calls_of_any_length_and_fleets_of_equal_samplers():
+    def fleet():
+        return opvi.Fleet(Counting(opvi.langevin(TARGET, step=0.01)), 0, batch_size=4, particles=3)
+
+    first, second = fleet(), fleet()
+    for ids in ([0] * 4, np.arange(100).repeat(4)):  # few models, many
+        first.learn(ids, rows_of(len(ids)))
+        first.predict(ids, rows_of(len(ids))[0])
+    before = len(first.sampler.traced)
+    assert set(first.sampler.traced) == {"init", "step", "predict"}
+    for made in (first, second):
+        for count in (1, 3, 17, 61, 260):
+            made.learn(ragged(count, 50), rows_of(count))
+            made.predict(ragged(count, 50), rows_of(count)[0])
+    assert len(first.sampler.traced) == before
+    assert second.sampler.traced == []
 
 
 def test_cold_models_come_back_with_every_bit_and_every_row(tmp_path):
@@ -223,12 +252,12 @@ def test_saving_stops_before_the_old_one_is_gone(tmp_path, monkeypatch):
 
 
 def test_loading_refuses_what_is_not_the_fleet(tmp_path):
-    with pytest.raises(FileNotFoundError, match="holds no fleet"):
+    with pytest.raises(FileNotFoundError, match="is not a saved fleet"):
         opvi.Fleet.load(tmp_path, LANGEVIN)
     fleet = fleet_of()
     fleet.learn(["a"], rows_of(1))
     fleet.save(tmp_path)
-    with pytest.raises(ValueError, match=r"another algorithm: state0 is float32 \(3, 3\) there, and .* \(1, 6\) here"):
+    with pytest.raises(ValueError, match=r"another sampler: state0 is float32 \(3, 3\) there, and .* \(1, 6\) here"):
         opvi.Fleet.load(tmp_path, FILTER)
     part = next(tmp_path.glob("models*"))
     content = part.read_bytes()
@@ -256,18 +285,18 @@ BAD = np.array([0.0, np.nan, 1.0], np.float32)
     [
         (["a", "b", "c"], (X3, BAD), ValueError, "1 of 3 rows"),
         (["a", "b", "c"], (np.full((3, 2), np.inf), Y3), ValueError, "3 of 3 rows"),
-        (["a", "b"], (X3, Y3), ValueError, "2 entries, but the data have 3 rows"),
+        (["a", "b"], (X3, Y3), ValueError, "2 entries and the data 3 rows"),
         (["a", "b", "c"], (X3, Y3[:2]), ValueError, "same number of rows"),
         (["a", "b", "c"], (X3[:, :1], Y3), ValueError, "rows changed"),
         (["a", "b", "c"], X3, ValueError, "rows changed"),
         (["a", "b", "c"], (X3.astype(complex), Y3), ValueError, "rows changed"),
         (["a", "b", "c"], (X3.astype(str), Y3), ValueError, "rows changed"),
         (["a", "b", "c"], ([[1, 2], [3], [4, 5]], Y3), ValueError, "shape"),
-        ({"a", "b", "c"}, (X3, Y3), TypeError, "one id for each row"),
+        ({"a", "b", "c"}, (X3, Y3), TypeError, "one id per row"),
         (["a", "b", "c"], {"X": X3, "y": Y3}, ValueError, "now is {'X': 'float32 \\(2,\\)'"),
-        ("abc", (X3, Y3), TypeError, "one id for each row"),
-        (5, (X3, Y3), TypeError, "one id for each row"),
-        (np.array([["a"], ["b"], ["c"]]), (X3, Y3), TypeError, "one id for each row"),
+        ("abc", (X3, Y3), TypeError, "one id per row"),
+        (5, (X3, Y3), TypeError, "one id per row"),
+        (np.array([["a"], ["b"], ["c"]]), (X3, Y3), TypeError, "one id per row"),
         ([["a"], "b", "c"], (X3, Y3), TypeError, "is a list"),
         ([True, "b", "c"], (X3, Y3), TypeError, "True is a bool"),
         ([1.5, "b", "c"], (X3, Y3), TypeError, "1.5 is a float"),
@@ -285,7 +314,7 @@ def test_bad_calls_change_nothing(ids, data, error, words):
     assert same_bits(fleet.state("a"), before)
 
 
-def test_the_first_rows_must_suit_the_algorithm():
+def test_the_first_rows_must_suit_the_sampler():
     fleet = fleet_of()
     with pytest.raises(ValueError, match="log_likelihood"):
         fleet.learn(["a"], (np.zeros((1, 5), np.float32), np.zeros(1, np.float32)))
@@ -344,27 +373,24 @@ def test_a_forgotten_model_begins_anew(tmp_path):
 
 
 def test_each_row_is_predicted_by_its_own_model():
-    tracker = SAMPLERS["regressor"][0]
-    fleet, (X, y) = opvi.Fleet(tracker, 0, batch_size=4, hot=2), rows_of(120)
+    fleet, (X, y) = fleet_of(hot=2), rows_of(120)
     fleet.learn(np.arange(120) % 4, (X, y))
     ids = [3, 0, 3, "new", 1]
     said = fleet.predict(ids, X[:5])
     assert len(fleet) == 4  # a question makes no model
     for row, name in enumerate(ids):
         state = fleet.state(name) if name in fleet else fleet.start(name)
-        own = tracker.predict(state, X[row : row + 1])
+        own = LANGEVIN.predict(state, X[row : row + 1])
         np.testing.assert_allclose(said.mean()[row], own.mean()[0], rtol=1e-5, atol=1e-6)
         np.testing.assert_allclose(said.sd()[row], own.sd()[0], rtol=1e-5)
     with pytest.raises(ValueError, match="1 of 2 rows"):
         fleet.predict([0, 1], np.array([[0, 1], [0, np.nan]]))
-    with pytest.raises(ValueError, match="one id a row"):
+    with pytest.raises(ValueError, match="one id per row"):
         fleet.predict([0], X[:2])
 
 
-def test_a_plain_sampler_predicts_with_its_target():
-    with pytest.raises(TypeError, match="target="):
-        fleet_of().predict(["a"], X3[:1])
-    fleet = fleet_of(target=TARGET)
+def test_a_plain_sampler_predicts_with_its_particles():
+    fleet = fleet_of()
     own = opvi.predict(TARGET, fleet.start("a").particles, X3)
     np.testing.assert_allclose(fleet.predict(["a"] * 3, X3).mean(), own.mean(), rtol=1e-5)
 
@@ -397,7 +423,7 @@ def test_long_numbers_stay_long_in_every_thread():
         ({"hot": 0}, ValueError, "`hot` is 0"),
         ({"lanes": True}, ValueError, "`lanes` is True"),
         ({"on_bad": "ignore"}, ValueError, "`on_bad` is 'ignore'"),
-        ({"folder": "/no/such/folder"}, FileNotFoundError, "no folder"),
+        ({"folder": "/no/such/folder"}, FileNotFoundError, "not a folder"),
         ({"particles": 0}, ValueError, "`particles` is 0"),
         ({"particles": np.full((3, 3), np.nan)}, ValueError, "NaN"),
         ({"particles": np.zeros((3, 7))}, ValueError, "3 parameters"),
@@ -410,14 +436,18 @@ def test_bad_settings_are_named(settings, error, words):
 
 def test_particles_may_be_worked_out_from_the_state():
     classifier = opvi.classifier(2, 2, hidden=())
-    assert opvi.Fleet(classifier, 0)._engine.dtype == np.float32
+    assert opvi.Fleet(classifier, 0)._workers.dtype == np.float32
 
 
-def test_bad_algorithms_are_named():
-    with pytest.raises(TypeError, match="needs a sampler or a tracker"):
+def test_bad_samplers_are_named():
+    with pytest.raises(TypeError, match="needs a sampler"):
         opvi.Fleet(TARGET, 0)
-    looks = LANGEVIN._replace(init=lambda key, n: LANGEVIN.init(key, n) if jax.random.uniform(key) > 0 else None)
+
+    class Looking(Counting):
+        def init(self, key, *particles):
+            return self.sampler.init(key, *particles) if jax.random.uniform(key) > 0 else None
+
     with pytest.raises(TypeError, match="`init` looks at values"):
-        opvi.Fleet(looks, 0)
+        opvi.Fleet(Looking(LANGEVIN), 0)
     with pytest.raises(TypeError, match="`key` is 'a'"):
         opvi.Fleet(LANGEVIN, "a")

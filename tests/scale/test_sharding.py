@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 
 import opvi
+from opvi.scale import _sharding as sharding
 from opvi.scale import distributed
 from tests.scale import sharding_processes
 
@@ -42,16 +43,19 @@ def on_devices():
     return json.loads(output)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("mesh", ["1 × 1", "2 × 1", "4 × 1", "8 × 1", "1 × 8"])
 def test_any_mesh_gives_the_same_step(on_devices, mesh):
     assert on_devices["meshes"][mesh] < ROUNDING
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("field", ["svgd", "blob", "gfsd", "gfsf"])
 def test_the_ring_gives_the_same_field(on_devices, field):
     assert on_devices["fields"][field] < ROUNDING
 
 
+@pytest.mark.slow
 def test_a_run_stays_on_its_mesh_also_after_loading(on_devices):
     run = on_devices["run"]
     assert run["error"] < ROUNDING
@@ -59,6 +63,7 @@ def test_a_run_stays_on_its_mesh_also_after_loading(on_devices):
     assert run["cut"] == run["cut after loading"] == ["particles"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "cut"),
     [
@@ -74,16 +79,54 @@ def test_covariances_are_cut_with_their_particles(on_devices, name, cut):
     assert cut <= set(found["cut"])
 
 
+@pytest.mark.slow
 def test_predictions_come_from_a_state_on_many_devices(on_devices):
     assert on_devices["trackers"]["prediction"]["error"] < ROUNDING
 
 
+@pytest.mark.slow
 def test_no_device_sees_all_particles_or_all_pairs(on_devices):
     """Of 8,192 particles on 8 devices: parts of 1,024 go around; the bandwidth's sample of 2,048 is seen by all."""
     seen = on_devices["exchanged"]
     assert seen["passed on"] == ["1024,3"]
     assert seen["gathered"] == [f"{opvi.flows.kernels.LARGEST_SAMPLE},3"]
     assert seen["largest"] <= opvi.flows.kernels.LARGEST_SAMPLE**2
+
+
+def test_a_sharded_sampler_is_one_like_any_other():
+    """On one device, which takes no time to compile."""
+
+    target = opvi.gaussian_mixture()
+
+    def made(step):
+        return opvi.scale.sharded(opvi.langevin(target, step=step), opvi.scale.mesh(1))
+
+    sampler = made(0.1)
+    assert sampler == made(0.1)
+    assert hash(sampler) == hash(made(0.1))
+    assert sampler != made(0.2)
+    assert not hasattr(sampler, "relearn")
+    batch, key = opvi.batch(np.arange(4, dtype=np.float32)), jax.random.key(0)
+    learning = Relearning(target, 0.1, 1.0, 1.0, lambda rows, seen: 2 * rows, about="twice")
+    spread = opvi.scale.sharded(learning, opvi.scale.mesh(1))
+    assert (spread.about, str(spread)) == ("twice", "twice")
+    state = spread.init(key, 6)
+    again = spread.relearn(key, state, batch)
+    np.testing.assert_array_equal(again.particles, state.particles + 4)
+
+
+class Relearning(type(opvi.langevin(opvi.gaussian_mixture(), step=0.1))):
+    def relearn(self, key, state, batch):
+        return state._replace(particles=state.particles + batch.weight.sum())
+
+
+def test_equal_sharded_samplers_share_their_program():
+    before = sharding._on_mesh._cache_size()
+    target, batch = opvi.gaussian_mixture(), opvi.batch(np.zeros((4,), np.float32))
+    for _ in range(2):
+        sampler = opvi.scale.sharded(opvi.langevin(target, step=0.1), opvi.scale.mesh(1))
+        sampler.step(jax.random.key(0), sampler.init(jax.random.key(0), 6), batch)
+    assert sharding._on_mesh._cache_size() == before + 1
 
 
 def test_a_mesh_that_does_not_fit_is_refused():
@@ -102,7 +145,7 @@ def test_particles_that_do_not_divide_are_refused():
     four = jax.sharding.AbstractMesh((4,), ("particles",))
     state = opvi.langevin(opvi.gaussian_mixture(), step=0.1).init(jax.random.key(0), 6)
     with pytest.raises(ValueError, match=r"has 6 particles, which do not divide into the 4 parts.*multiple of 4"):
-        opvi.scale._sharding.check_counts(state, four)
+        sharding.check_counts(state, four)
 
 
 # --- processes ----------------------------------------------------------------------------------
@@ -138,6 +181,7 @@ def alone():
     return np.asarray(state.particles), history
 
 
+@pytest.mark.slow
 def test_a_killed_process_ends_the_other(cut_off):
     folder, statuses, said = cut_off
     assert statuses == [1, -signal.SIGKILL]
@@ -146,6 +190,7 @@ def test_a_killed_process_ends_the_other(cut_off):
     assert sorted(path.name for path in folder.iterdir()) == ["round-0000000001", "round-0000000002"]
 
 
+@pytest.mark.slow
 def test_a_run_goes_on_with_one_process(cut_off, alone, tmp_path):
     shutil.copytree(cut_off[0], tmp_path / "run")
     state, history = sharding_processes.whole(tmp_path / "run")
@@ -153,6 +198,7 @@ def test_a_run_goes_on_with_one_process(cut_off, alone, tmp_path):
     np.testing.assert_allclose(state.particles, alone[0], atol=ROUNDING)
 
 
+@pytest.mark.slow
 def test_a_run_goes_on_with_two_processes(cut_off, alone, tmp_path):
     folder = shutil.copytree(cut_off[0], tmp_path / "run")
     statuses, said = two(folder, "resumed")
@@ -172,6 +218,7 @@ def test_a_run_goes_on_with_two_processes(cut_off, alone, tmp_path):
         assert "processes [1] got no rows at all" in refused["rows"]
 
 
+@pytest.mark.slow
 def test_damaged_states_are_refused(cut_off, tmp_path):
     folder = shutil.copytree(cut_off[0], tmp_path / "run")
     for path in (folder / "round-0000000002").rglob("*"):

@@ -8,28 +8,30 @@ devices computed apart. Only sums over all pairs are laid out by hand, in `opvi.
 import os
 import warnings
 from collections.abc import Callable, Sequence
-from typing import Any, TypeVar
+from contextlib import nullcontext
+from dataclasses import dataclass
+from functools import partial
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
-from jax.sharding import Mesh, NamedSharding, PartitionSpec, use_abstract_mesh
+from jax.sharding import AbstractMesh, Mesh, NamedSharding, PartitionSpec, use_abstract_mesh
 
+from opvi._steps import pieces
 from opvi.flows._ring import DATA, PARTICLES
-from opvi.types import Algorithm, Array, Batch, Key, Tracker
+from opvi.running._engine import started
+from opvi.types import Array, ArrayLike, Batch, Info, Key, Prediction, Sampler, Start, State, Tree
 
-Sampler = TypeVar("Sampler", Algorithm, Tracker)
 
-
-def mesh(particles: int | None = None, data: int = 1, *, devices: Sequence[Any] | None = None) -> Mesh:
-    """A grid of devices for `opvi.scale.sharded`.
+def mesh(particles: int | None = None, data: int = 1, *, devices: Sequence[jax.Device] | None = None) -> Mesh:
+    """Return a grid of devices for `opvi.scale.sharded`.
 
     Args:
-        particles: parts that the particles are cut into; if not given, as many as the devices allow. Best for most
-            uses: a device then works on its own particles, and learns of the others only where they meet.
+        particles: parts that the particles are cut into; as many as the devices allow if omitted, which is best for
+            most uses: a device then works on its own particles, and learns of the others only where they meet.
         data: parts that the rows of a batch are cut into, for few particles and large batches.
-        devices: `jax.devices()` if not given; the first `particles * data` of them are used.
+        devices: `jax.devices()` if omitted; the first `particles * data` of them are used.
     """
     found = list(jax.devices() if devices is None else devices)
     if not all(isinstance(parts, int) and parts > 0 for parts in (1 if particles is None else particles, data)):
@@ -44,8 +46,46 @@ def mesh(particles: int | None = None, data: int = 1, *, devices: Sequence[Any] 
     return Mesh(np.array(found[: across * data]).reshape(data, across), (DATA, PARTICLES))
 
 
-def sharded(algorithm: Sampler, mesh: Mesh) -> Sampler:
-    """The same sampler with its particles, and the rows of its batches, over the devices of a mesh.
+@dataclass(frozen=True)
+class Sharded:
+    """A sampler whose states and batches lie on the devices of a mesh. Made by `sharded`."""
+
+    sampler: Sampler
+    mesh: Mesh
+
+    def init(self, key: Key, particles: Start = None) -> State:
+        """Return the state before any row, drawn on the host and laid out on the mesh."""
+        # In the host's memory, because the covariances of all particles may be too much for one device.
+        on_host = jax.default_device(jax.local_devices(backend="cpu")[0])
+        with nullcontext() if jax.default_backend() == "cpu" else on_host:
+            return place(started(self.sampler, key, particles), self.mesh)
+
+    def step(self, key: Key, state: State, batch: Batch) -> tuple[State, Info]:
+        """Learn from a batch; the state stays on the mesh."""
+        return _on_mesh(self, "step", key, state, batch)
+
+    def predict(self, state: State, x: Tree) -> Prediction:
+        """Return the sampler's posterior predictive at inputs x."""
+        return self.sampler.predict(state, x)
+
+    @property
+    def relearn(self) -> Callable[[Key, State, Batch], State]:
+        """Learn from rows seen before. Missing, as an attribute, where the sampler lacks it."""
+        if getattr(self.sampler, "relearn", None) is None:
+            raise AttributeError(f"{self.sampler} has no `relearn`.")
+        return partial(_on_mesh, self, "relearn")
+
+    @property
+    def about(self) -> str:
+        """One line: what was chosen, and why."""
+        return getattr(self.sampler, "about", "")
+
+    def __str__(self) -> str:
+        return str(self.sampler)
+
+
+def sharded(sampler: Sampler, mesh: Mesh) -> Sharded:
+    """Return the same sampler with its particles, and the rows of its batches, over the devices of a mesh.
 
     `init` draws on the host and lays the state out; `step` keeps it there, so `opvi.run` takes the result. Results
     agree with those of one device to rounding. The fields `svgd`, `blob`, `gfsd` and `gfsf` pass positions and scores
@@ -56,41 +96,34 @@ def sharded(algorithm: Sampler, mesh: Mesh) -> Sampler:
     is filled up with rows of weight 0.
 
     Args:
-        algorithm: any sampler or tracker.
+        sampler: any sampler.
         mesh: `opvi.scale.mesh()`, or a mesh of your own with the axes "particles" and "data", or one of them.
     """
     mesh = _usable(mesh)
     _warn_of_few_threads(mesh)
-
-    def init(key: Key, *particles: Any) -> Any:
-        if jax.default_backend() == "cpu":
-            return place(algorithm.init(key, *particles), mesh)
-        # In the host's memory, because the covariances of all particles may be too much for one device.
-        with jax.default_device(jax.local_devices(backend="cpu")[0]):
-            return place(algorithm.init(key, *particles), mesh)
-
-    def spread(function: Callable[..., Any]) -> Callable[..., Any]:
-        @jax.jit
-        def step(key: Key, state: Any, batch: Batch) -> Any:
-            state = lax.with_sharding_constraint(state, layout(state, mesh))
-            with use_abstract_mesh(mesh.abstract_mesh):
-                out = function(key, state, _rows(batch, mesh))
-            return lax.with_sharding_constraint(out, layout(out, mesh))
-
-        return step
-
-    step, relearn = spread(algorithm.step), getattr(algorithm, "relearn", None)
-    if not hasattr(algorithm, "predict"):
-        return algorithm._replace(init=init, step=step)
-    return Tracker(init, step, algorithm.predict, algorithm.about, None if relearn is None else spread(relearn))
+    return Sharded(sampler, mesh)
 
 
-def place(state: Any, mesh: Mesh) -> Any:
-    """A state laid out on a mesh, each device holding its part. Every process of several must hold the same state."""
+@partial(jax.jit, static_argnums=(0, 1))
+def _on_mesh(sampler: Sharded, method: str, key: Key, state: State, batch: Batch) -> Tree:
+    """Return what a method of the sampler returns, with the state and the batch laid out on the mesh."""
+    mesh = sampler.mesh
+    state = lax.with_sharding_constraint(state, layout(state, mesh))
+    with use_abstract_mesh(mesh.abstract_mesh):
+        out = getattr(sampler.sampler, method)(key, state, _rows(batch, mesh))
+    if method == "step":  # what was predicted for rows that fill up is nobody's
+        state, info = out
+        predicted = jax.tree.map(lambda leaf: leaf[: len(batch.weight)], getattr(info, "predicted", None))
+        out = state, info if predicted is None else info._replace(predicted=predicted)
+    return lax.with_sharding_constraint(out, layout(out, mesh))
+
+
+def place(state: State, mesh: Mesh) -> State:
+    """Return a state laid out on a mesh, each device holding its part; every process must hold the same state."""
     mesh = _usable(mesh)
     check_counts(state, mesh)
 
-    def put(leaf: Any, sharding: NamedSharding) -> Array:
+    def put(leaf: ArrayLike, sharding: NamedSharding) -> Array:
         if isinstance(leaf, jax.Array) and not leaf.is_fully_addressable:
             return jax.device_put(leaf, sharding)
         whole = np.asarray(leaf)
@@ -99,8 +132,8 @@ def place(state: Any, mesh: Mesh) -> Any:
     return jax.tree.map(put, state, layout(state, mesh))
 
 
-def layout(state: Any, mesh: Mesh) -> Any:
-    """Where each leaf of a state goes, as a tree of `NamedSharding`: cut along its particles, or whole everywhere.
+def layout(state: Tree, mesh: Mesh) -> Tree:
+    """Return where each leaf of a state goes, as a tree of `NamedSharding`: cut along its particles, or whole.
 
     A leaf has an axis of particles where its first is as long as the `particles` of the state around it. Should
     another axis happen to be as long, the result is the same and only costs an exchange.
@@ -109,7 +142,7 @@ def layout(state: Any, mesh: Mesh) -> Any:
     n = len(state.particles) if _is_set(state) else 0
     divides = n and PARTICLES in mesh.shape and n % mesh.shape[PARTICLES] == 0
 
-    def one(leaf: Any) -> Any:
+    def one(leaf: Tree) -> Tree:
         if _is_set(leaf):
             return layout(leaf, mesh)
         return cut if divides and np.shape(leaf)[:1] == (n,) else whole
@@ -117,19 +150,19 @@ def layout(state: Any, mesh: Mesh) -> Any:
     return jax.tree.map(one, state, is_leaf=lambda leaf: leaf is not state and _is_set(leaf))
 
 
-def _is_set(tree: Any) -> bool:
-    """Whether this is a state that holds particles itself, and not only the states of others."""
+def _is_set(tree: Tree) -> bool:
+    """Return whether this is a state that holds particles itself, and not only the states of others."""
     return isinstance(tree, tuple) and "particles" in getattr(tree, "_fields", ())
 
 
-def _sets(state: Any) -> list[int]:
-    """The sizes of all sets of particles in a state."""
+def _sets(state: Tree) -> list[int]:
+    """Return the sizes of all sets of particles in a state."""
     inner = jax.tree.leaves(state, is_leaf=lambda leaf: leaf is not state and _is_set(leaf))
     sizes = [size for leaf in inner if _is_set(leaf) for size in _sets(leaf)]
     return [len(state.particles), *sizes] if _is_set(state) else sizes
 
 
-def check_counts(state: Any, mesh: Any) -> None:
+def check_counts(state: Tree, mesh: Mesh | AbstractMesh) -> None:
     """Refuse a state none of whose sets of particles the mesh divides."""
     parts, sizes = mesh.shape.get(PARTICLES, 1), _sets(state)
     if sizes and not any(n % parts == 0 for n in sizes):
@@ -142,7 +175,7 @@ def check_counts(state: Any, mesh: Any) -> None:
 
 
 def _usable(mesh: Mesh) -> Mesh:
-    """The mesh with axes that XLA takes care of; one made by `jax.make_mesh` asks the caller to."""
+    """Return the mesh with axes that XLA takes care of; one made by `jax.make_mesh` asks the caller to."""
     if not isinstance(mesh, Mesh) or not set(mesh.axis_names) <= {PARTICLES, DATA}:
         names = getattr(mesh, "axis_names", type(mesh).__name__)
         raise ValueError(
@@ -166,14 +199,13 @@ def _warn_of_few_threads(mesh: Mesh) -> None:
 
 
 def _rows(batch: Batch, mesh: Mesh) -> Batch:
-    """The rows cut along the mesh, after filling up with rows that repeat the first and weigh 0."""
+    """Return the rows cut along the mesh, after filling up with rows that repeat the first and weigh 0."""
     if not isinstance(batch, Batch):
         return batch  # for the sampler to refuse
-    batch = jax.tree.map(jnp.asarray, batch)
     parts = mesh.shape.get(DATA, 1)
-    missing = -len(batch.weight) % parts
-    if missing:
-        data = jax.tree.map(lambda a: jnp.concatenate([a, jnp.repeat(a[:1], missing, 0)]), batch.data)
-        batch = Batch(data, jnp.concatenate([batch.weight, jnp.zeros(missing, batch.weight.dtype)]))
+    batch = jax.tree.map(jnp.asarray, batch)
+    if len(batch.weight) % parts:
+        whole = -(-len(batch.weight) // parts) * parts
+        batch = jax.tree.map(lambda leaf: leaf[0], Batch(*pieces(batch.data, batch.weight, whole)))
     spec = PartitionSpec(DATA) if parts > 1 else PartitionSpec()
     return lax.with_sharding_constraint(batch, NamedSharding(mesh, spec))

@@ -132,7 +132,7 @@ def _ready(run: RunDirectory, kept: Any, asked: Asked, stop: Stop) -> Ready:
 
 
 @lru_cache(8)  # runs of one kind share their compiled programs
-def _spread(tracker: Tracker, over: Mesh) -> Tracker:
+def _spread(tracker: Tracker, over: Mesh) -> Any:
     try:
         check_counts(jax.eval_shape(tracker.init, jax.random.key(0)), over)
     except ValueError as error:

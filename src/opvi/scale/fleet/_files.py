@@ -39,10 +39,10 @@ def save(folder: Path, about: dict[str, Any], table: Table | None) -> Path:
 
 
 def about(folder: Path) -> dict[str, Any]:
-    """What was saved besides the models."""
+    """Return what was saved besides the models."""
     path = folder / NAMES
     if not path.is_file():
-        raise FileNotFoundError(f"{folder} holds no fleet: there is no {NAMES} in it.")
+        raise FileNotFoundError(f"{folder} is not a saved fleet: there is no {NAMES} in it.")
     found = load_file(path)
     if not isinstance(found, dict) or "fleet" not in found:
         raise CheckpointError(f"{path} is a checkpoint of something else, not of a fleet.")
@@ -57,8 +57,8 @@ def fill(folder: Path, about: dict[str, Any], table: Table) -> None:
         there, here = (dict(layout) for layout in (about["layout"], _layout(table)))
         odd = next(name for name in {**there, **here} if there.get(name) != here.get(name))
         raise ValueError(
-            f"{folder} holds models of another algorithm: {odd} is {there.get(odd)} there, and {here.get(odd)} here. "
-            "Make the algorithm with the settings that it was saved with."
+            f"{folder} holds models of another sampler: {odd} is {there.get(odd)} there, and {here.get(odd)} here. "
+            "Make the sampler with the settings that it was saved with."
         )
     for part in about["parts"]:
         if not PART.fullmatch(part):
@@ -75,6 +75,6 @@ def fill(folder: Path, about: dict[str, Any], table: Table) -> None:
 
 
 def _layout(table: Table) -> list[list[str]]:
-    """The fields of a record, in words."""
+    """Return the fields of a record, in words."""
     fields = table.records.dtype.fields or {}
     return [[name, f"{kind.base.name} {kind.shape}"] for name, (kind, *_) in fields.items()]

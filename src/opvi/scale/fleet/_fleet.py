@@ -1,7 +1,7 @@
 """A fleet: one model for each id, all of them advanced together."""
 
 from collections.abc import Sequence
-from functools import lru_cache
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple, Self
 
@@ -12,44 +12,44 @@ import numpy as np
 from opvi._steps import PARTICLES
 from opvi.predictive import Predictive
 from opvi.predictive import predict as predict_with
-from opvi.running._stream import OnBad, row_count, without_bad_rows
+from opvi.running._rows import OnBad, as_rows, joined, row_count, taken, without_bad_rows
 from opvi.scale.fleet import _files as files
 from opvi.scale.fleet import _programs as programs
-from opvi.scale.fleet._engine import Engine, typed_key
-from opvi.scale.fleet._rows import as_arrays, by_row, checked_id, checked_ids, empty_rows, filled_up, hashed, is_id
+from opvi.scale.fleet._rows import as_arrays, by_row, checked_id, checked_ids, filled_up, hashed, is_id
 from opvi.scale.fleet._table import Id, Table
+from opvi.scale.fleet._workers import Workers
 from opvi.targets import Target
-from opvi.types import Algorithm, Batch, Data, Key, Tracker
+from opvi.types import Algorithm, Batch, Data, Info, Key, Sampler, Seed, Start, State, Tree, as_key
 
 MEMORY = 1 << 30  # bytes of models in memory, unless the caller says how many
 ROWS = 1 << 18  # learnt at once; a longer call is cut
 
 
 class Learnt(NamedTuple):
-    """What a call of `learn` did: one entry a round. The rounds of one id are in order."""
+    """What a call of `learn` did: one entry per round. The rounds of one id are in order."""
 
     ids: list[Id]
-    info: Any  # the algorithm's Info, leaves [rounds, ...]; None if there was no round
+    info: Info | None  # the sampler's, leaves [rounds, ...]; None if there was no round
 
 
 class Fleet:
     r"""Thousands of independent streams: one model for each id, made when its first row arrives.
 
-    Rows of many ids come in any order. Those of one id are gathered until `batch_size` of them are there, and then
-    learnt as one round; others wait. Every model is what it would be alone, as if the other streams were not there:
+    Rows of many ids come in any order. Those of one id wait until there are `batch_size` of them, and are then learnt
+    as one round. Every model is what it would be alone, as if the other streams were not there:
 
     $$x^{(m)}_{t} = \mathrm{step}\big(k_m, x^{(m)}_{t-1}, D^{(m)}_t\big), \qquad
       k_m = \mathrm{fold}(k, \mathrm{hash}(m)), \quad x^{(m)}_0 = \mathrm{init}(k_m)$$
 
-    `opvi.run(algorithm, opvi.stream(rows, batch_size), fleet.key(id), state=fleet.start(id))` gives the same bits on a
+    `opvi.run(sampler, opvi.stream(rows, batch_size), fleet.key(id), state=fleet.start(id))` gives the same bits on a
     CPU with `lanes=1`, and the same numbers up to rounding with more lanes. One thread at a time may use a fleet.
 
     Args:
-        algorithm: any sampler or tracker, e.g. `opvi.regressor(3, hidden=())`.
+        sampler: any, e.g. `opvi.regressor(3, hidden=())`.
         key: a JAX key or an integer seed.
         batch_size: rows of a model that make a round; 1 learns every row at once.
-        particles: what `algorithm.init` takes, for every model: how many to draw (100 if not given, or as many as a
-            tracker recommends), or the particles themselves.
+        particles: what `sampler.init` takes, for every model: how many to draw (the sampler's usual number if
+            omitted), or the particles themselves.
         target: what a plain sampler's particles are parameters of; only `predict` needs it, and a tracker does not.
         on_bad: "raise" refuses rows with NaN, infinity, a number beyond 1e18 or another shape, before anything is
             learnt; "skip" leaves them out and counts them in `skipped`.
@@ -64,11 +64,11 @@ class Fleet:
 
     def __init__(
         self,
-        algorithm: Algorithm | Tracker,
-        key: Any,
+        sampler: Sampler,
+        key: Seed,
         *,
         batch_size: int = 20,
-        particles: Any = None,
+        particles: Start = None,
         target: Target | None = None,
         on_bad: OnBad = "raise",
         hot: int | None = None,
@@ -81,24 +81,25 @@ class Fleet:
                 raise ValueError(f"`{name}` is {value!r}, but must be a whole number of at least 1.")
         if on_bad not in ("raise", "skip"):
             raise ValueError(f'`on_bad` is {on_bad!r}, but must be "raise" or "skip".')
-        if not hasattr(algorithm, "step"):
+        if not hasattr(sampler, "step"):
             raise TypeError(
-                f"`algorithm` is a {type(algorithm).__name__}, but a fleet needs a sampler or a tracker, e.g. "
-                "`opvi.regressor(3)`."
+                f"`sampler` is a {type(sampler).__name__}, but a fleet needs a sampler, e.g. `opvi.regressor(3)`."
             )
         if folder is not None and not Path(folder).is_dir():
-            raise FileNotFoundError(f"`folder` is {str(folder)!r}, which is no folder. Make it first: `mkdir`.")
-        self.algorithm, self.batch_size, self.on_bad = algorithm, int(batch_size), on_bad
+            raise FileNotFoundError(f"`folder` is {str(folder)!r}, which is not a folder. Make it first: `mkdir`.")
+        self.sampler, self.batch_size, self.on_bad = sampler, int(batch_size), on_bad
         self.skipped = 0  # bad rows left out
         self.diverged = 0  # rounds whose update was not finite: those models stayed as they were
-        self._key = typed_key(key)
-        self._particles = PARTICLES if particles is None and isinstance(algorithm, Algorithm) else particles
-        self._target, self._hot = target, hot
+        key = as_key(key)
+        self._key = key if jnp.issubdtype(key.dtype, jax.dtypes.prng_key) else jax.random.wrap_key_data(key)
+        self._particles = PARTICLES if particles is None and isinstance(sampler, Algorithm) else particles
+        self._hot = hot
         self._folder = None if folder is None else Path(folder)
-        self._engine = Engine(algorithm, self._key, self._particles, lanes)
-        self._state, self._dtype = self._engine.state, self._engine.dtype  # shapes of one state; of particles and rows
+        predicting: Any = sampler if target is None or hasattr(sampler, "predict") else _Predicting(sampler, target)
+        self._workers = Workers(predicting, self._key, self._particles, lanes)
+        self._state, self._dtype = self._workers.state, self._workers.dtype  # shapes of one state; of particles, rows
         self._table: Any = None  # a `Table`, made with the first rows, whose shapes it needs
-        self._rows: Any = None  # the first rows' layout: no rows, but leaves with their shapes and dtypes
+        self._rows: Data = None  # the first rows' layout: no rows, but leaves with their shapes and dtypes
 
     # --- asking -------------------------------------------------------------------------------------
 
@@ -117,44 +118,45 @@ class Fleet:
 
     @property
     def ids(self) -> list[Id]:
-        """Of all models, in order of first sight."""
+        """The ids of all models, in order of first sight."""
         return [] if self._table is None else list(self._table.places)
 
     def key(self, name: Id) -> Key:
-        """The key of a model: it depends on the fleet's key and on the id alone."""
+        """Return the key of a model, which depends on the fleet's key and on the id alone."""
         return programs.folded(self._key, jnp.asarray(hashed([checked_id(name)])[0]))
 
-    def start(self, name: Id) -> Any:
-        """The state in which a model begins, whenever its first row arrives."""
-        return jax.tree.map(lambda leaf: jnp.asarray(leaf[0]), self._engine.starts([checked_id(name)])[1])
+    def start(self, name: Id) -> State:
+        """Return the state in which a model begins, whenever its first row arrives."""
+        return jax.tree.map(lambda leaf: jnp.asarray(leaf[0]), self._workers.starts([checked_id(name)])[1])
 
-    def state(self, name: Id) -> Any:
-        """A model's state, as the algorithm's `step` takes it. Rows that wait are not in it."""
+    def state(self, name: Id) -> State:
+        """Return a model's state, as the sampler's `step` takes it. Waiting rows are not in it."""
         return jax.tree.map(lambda leaf: jnp.asarray(leaf[0]), self._states_of(self._record(name)))
 
     def waiting(self, name: Id) -> int:
-        """Rows of a model that wait for their batch to be full."""
+        """Return how many rows of a model wait for their batch to be full."""
         return int(self._record(name)["waiting"][0])
 
-    def predict(self, ids: Sequence[Id] | np.ndarray, x: Any) -> Predictive:
-        """The posterior predictive of each row's own model; that of a model not seen yet is where it would start.
+    def predict(self, ids: Sequence[Id] | np.ndarray, x: Tree) -> Predictive:
+        """Return the posterior predictive of each row's own model; a model not seen yet is where it would start.
 
         Args:
-            ids: of each row's model.
+            ids: the model of each row.
             x: inputs with a leading axis of rows.
         """
+        if not hasattr(self._workers.sampler, "predict"):
+            raise TypeError("a plain sampler does not know what its particles predict. Give the fleet `target=...`.")
         names = checked_ids(ids)
-        predict = self._predictor()
         x = jax.tree.map(lambda leaf: np.asarray(leaf, self._dtype), without_bad_rows(as_arrays(x), "raise")[0])
         if row_count(x) != len(names) or not names:
-            raise ValueError(f"`ids` has {len(names)} entries and `x` {row_count(x)} rows; one id a row is needed.")
-        room, parts = self._engine.room(len(names)), []
+            raise ValueError(f"`ids` has {len(names)} entries and `x` {row_count(x)} rows; one id per row is needed.")
+        room, parts = self._workers.room(len(names)), []
         for begin in range(0, len(names), room):
             codes: dict[Id, int] = {}
             at = np.array([codes.setdefault(name, len(codes)) for name in names[begin : begin + room]], np.int32)
             rows = jax.tree.map(lambda leaf, b=begin: leaf[b : b + room], x)
-            parts.append(self._engine.answers(predict, self._now(list(codes)), at, rows, room))
-        return by_row(jax.tree.map(lambda *leaves: np.concatenate(leaves), *parts))
+            parts.append(self._workers.answers(self._now(list(codes)), at, rows, room))
+        return by_row(joined(parts))
 
     # --- learning -----------------------------------------------------------------------------------
 
@@ -162,13 +164,15 @@ class Fleet:
         """Take rows of any models in order of arrival; learn every batch that is full.
 
         Args:
-            ids: of each row's model: texts or whole numbers.
+            ids: the model of each row: strings or whole numbers.
             data: a pytree of arrays with one leading axis of rows, e.g. `(X, y)`.
         """
         names = checked_ids(ids)
         rows = as_arrays(data)
         if row_count(rows) != len(names):
-            raise ValueError(f"`ids` has {len(names)} entries, but the data have {row_count(rows)} rows: one id a row.")
+            raise ValueError(
+                f"`ids` has {len(names)} entries and the data {row_count(rows)} rows; one id per row is needed."
+            )
         if not names or not self._fits_layout(rows):
             return Learnt([], None)
         (kept, rows), skipped = without_bad_rows((np.arange(len(names)), rows), self.on_bad)
@@ -193,10 +197,10 @@ class Fleet:
                     slice(None) if len(group) == len(distinct) else code // self._table.hot == first // self._table.hot
                 )
                 parts.append(self._learn(group, code[mine] - first, [leaf[mine] for leaf in some]))
-        return _joined(parts)
+        return _in_one(parts)
 
     def flush(self) -> Learnt:
-        """Learn all rows that wait, in batches that are not full. What comes later begins new batches."""
+        """Learn all waiting rows, in batches that are not full. What comes later begins new batches."""
         parts = []
         names = self._table.waiting() if self._table else []
         for begin in range(0, len(names), self._table.hot if names else 1):
@@ -209,17 +213,17 @@ class Fleet:
             info = self._advance(slots, np.arange(len(slots)), data, here.astype(self._dtype))
             self._table.records["waiting"][slots] = 0
             parts.append(Learnt(group, info))
-        return _joined(parts)
+        return _in_one(parts)
 
     def forget(self, name: Id) -> None:
-        """Drop a model and its rows that wait; a row of this id would begin a new one."""
+        """Drop a model and its waiting rows; a row of this id would begin a new one."""
         self._record(name)
         self._table.forget(name)
 
     # --- files --------------------------------------------------------------------------------------
 
     def save(self, path: str | Path) -> Path:
-        """Write all models, and rows that wait, into a folder; what was saved there before stays until all is there."""
+        """Write all models and waiting rows into a folder; what was saved there before stays until all is there."""
         about = {
             "key": self._key,
             "batch_size": self.batch_size,
@@ -231,17 +235,17 @@ class Fleet:
         return files.save(Path(path), about, self._table)
 
     @classmethod
-    def load(cls, path: str | Path, algorithm: Algorithm | Tracker, **settings: Any) -> Self:
-        """The fleet that was saved, bit for bit.
+    def load(cls, path: str | Path, sampler: Sampler, **settings: Any) -> Self:
+        """Return the fleet that was saved, bit for bit.
 
         Args:
             path: the folder given to `save`.
-            algorithm: made with the settings that the saved fleet's was made with.
+            sampler: made with the settings that the saved fleet's was made with.
             settings: `target`, `on_bad`, `hot`, `folder` and `lanes`, as for a new fleet.
         """
         about = files.about(Path(path))
         saved = {name: about[name] for name in ("key", "batch_size", "particles")}
-        fleet = cls(algorithm, **saved, **settings)
+        fleet = cls(sampler, **saved, **settings)
         fleet.skipped, fleet.diverged = about["skipped"], about["diverged"]
         if about["rows"] is not None:
             fleet._table = fleet._new_table(about["rows"])
@@ -251,16 +255,20 @@ class Fleet:
 
     # --- how models begin ---------------------------------------------------------------------------
 
-    def _prepare(self, rows: Any) -> None:
-        """Refuse, from shapes alone, rows that the algorithm cannot learn from."""
-        size, rows = self.batch_size, empty_rows(rows, self._dtype)
+    def _prepare(self, rows: Data) -> None:
+        """Refuse, from shapes alone, rows that the sampler cannot learn from."""
+        size, rows = self.batch_size, self._layout(rows)
         data = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct((size, *leaf.shape[1:]), leaf.dtype), rows)
         weight: Any = jax.ShapeDtypeStruct((size,), self._dtype)
-        self._engine.prepare(Batch(data, weight))
+        self._workers.prepare(Batch(data, weight))
 
-    def _new_table(self, rows: Any) -> Table:
+    def _layout(self, rows: Data) -> Data:
+        """Return no rows, in the dtypes that such rows are kept in."""
+        return as_rows(taken(rows, slice(0)), self._dtype)
+
+    def _new_table(self, rows: Data) -> Table:
         """An empty table for models that learn from such rows."""
-        rows, size = empty_rows(rows, self._dtype), self.batch_size
+        rows, size = self._layout(rows), self.batch_size
         fields: list[Any] = [("key", np.uint32, jax.random.key_data(self._key).shape)]
         fields += [(f"state{i}", leaf.dtype, leaf.shape) for i, leaf in enumerate(jax.tree.leaves(self._state))]
         fields += [(f"row{i}", leaf.dtype, (size - 1, *leaf.shape[1:])) for i, leaf in enumerate(jax.tree.leaves(rows))]
@@ -273,11 +281,11 @@ class Fleet:
             raise KeyError(f"there is no model for {name!r} in this fleet; one is made when its first row is learnt.")
         return self._table.peek([name])
 
-    def _states_of(self, records: np.ndarray) -> Any:
+    def _states_of(self, records: np.ndarray) -> Tree:
         leaves, tree = jax.tree.flatten(self._state)
         return jax.tree.unflatten(tree, [np.ascontiguousarray(records[f"state{i}"]) for i in range(len(leaves))])
 
-    def _now(self, names: list[Id]) -> Any:
+    def _now(self, names: list[Id]) -> Tree:
         """States `[models, ...]`, also of models not seen yet."""
         seen = np.array([name in self for name in names])
         parts = []
@@ -285,24 +293,14 @@ class Fleet:
             known = [name for name in names if name in self]
             parts.append(self._states_of(self._table.peek(known)))
         if not seen.all():
-            parts.append(self._engine.starts([name for name in names if name not in self])[1])
+            parts.append(self._workers.starts([name for name in names if name not in self])[1])
         back = np.argsort(np.argsort(~seen, kind="stable"), kind="stable")
-        return jax.tree.map(lambda *leaves: np.concatenate(leaves)[back], *parts)
-
-    def _predictor(self) -> Any:
-        if hasattr(self.algorithm, "predict"):
-            return self.algorithm.predict
-        if self._target is None:
-            raise TypeError(
-                "a plain sampler does not know what its particles predict. Make the fleet with `target=...`, or of "
-                "trackers, e.g. `opvi.calibrated(algorithm, target)`."
-            )
-        return _of_particles(self._target)
+        return taken(joined(parts), back)
 
     # --- how models advance -------------------------------------------------------------------------
 
-    def _fits_layout(self, rows: Any) -> bool:
-        """Whether rows are like the first ones; an error, or a count, if not."""
+    def _fits_layout(self, rows: Data) -> bool:
+        """Return whether rows are like the first ones; if not, raise or count them."""
         if self._rows is None:
             return True
         structures: list[Any] = [
@@ -323,11 +321,11 @@ class Fleet:
         return same
 
     def _learn(self, group: list[Id], code: np.ndarray, leaves: list[np.ndarray]) -> Learnt:
-        """Rows of a group of models that fits into memory; `code` tells whose each row is."""
+        """Learn rows of a group of models that fits into memory; `code` says whose each row is."""
         table, size = self._table, self.batch_size
         slots, new = table.bring(group)
         if len(new):
-            keys, states = self._engine.starts([group[index] for index in new])
+            keys, states = self._workers.starts([group[index] for index in new])
             table.records["key"][slots[new]] = keys
             table.records["waiting"][slots[new]] = 0
             self._store(slots[new], states)
@@ -355,29 +353,40 @@ class Fleet:
         table.records["waiting"][slots] = left
         return Learnt([group[index] for index in np.repeat(np.arange(len(group)), full)], info)
 
-    def _advance(self, slots: np.ndarray, whose: np.ndarray, data: list[np.ndarray], weight: Any) -> Any:
-        """Learn batches, sorted by model, and store the new states; the Info of each batch."""
+    def _advance(self, slots: np.ndarray, whose: np.ndarray, data: list[np.ndarray], weight: np.ndarray) -> Info:
+        """Learn batches, sorted by model, and store the new states; return the Info of each batch."""
         active, model = np.unique(whose, return_inverse=True)
         records = self._table.records[slots[active]]
-        batches = Batch(jax.tree.unflatten(jax.tree.structure(self._rows), data), weight)
+        batches = Batch(jax.tree.unflatten(jax.tree.structure(self._rows), data), weight)  # type: ignore[arg-type]
         keys = np.ascontiguousarray(records["key"])
-        states, info = self._engine.advance(keys, self._states_of(records), model, batches)
+        states, info = self._workers.advance(keys, self._states_of(records), model, batches)
         self._store(slots[active], states)
         self.diverged += int((~info.finite).sum())
         return info
 
-    def _store(self, slots: np.ndarray, states: Any) -> None:
+    def _store(self, slots: np.ndarray, states: Tree) -> None:
         for index, leaf in enumerate(jax.tree.leaves(states)):
             self._table.records[f"state{index}"][slots] = leaf
 
 
-def _joined(parts: list[Learnt]) -> Learnt:
+def _in_one(parts: list[Learnt]) -> Learnt:
     infos = [part.info for part in parts if part.info is not None]
-    info = jax.tree.map(lambda *leaves: np.concatenate(leaves), *infos) if infos else None
+    info = joined(infos) if infos else None
     return Learnt([name for part in parts for name in part.ids], info)
 
 
-@lru_cache(16)
-def _of_particles(target: Target) -> Any:
-    """`opvi.predict` of a state; the same function for the same target, so that it compiles once."""
-    return lambda state, x: predict_with(target, state.particles, x)
+@dataclass(frozen=True)
+class _Predicting:
+    """On its way out: a plain sampler that is not a dataclass yet, with what its particles predict."""
+
+    sampler: Sampler
+    target: Target
+
+    def init(self, key: Key, *particles: Start) -> State:
+        return self.sampler.init(key, *particles)
+
+    def step(self, key: Key, state: State, batch: Batch) -> tuple[State, Info]:
+        return self.sampler.step(key, state, batch)
+
+    def predict(self, state: State, x: Tree) -> Predictive:
+        return predict_with(self.target, state.particles, x)

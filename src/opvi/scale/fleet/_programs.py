@@ -1,15 +1,16 @@
-"""The pure core of a fleet: many models started, advanced and asked by one compiled program each."""
+"""The pure core of a fleet: many models started, advanced and asked by one compiled program each.
 
-import math
+Programs are static in the sampler, so fleets of equal samplers share them, and jit's cache is the only one.
+"""
+
 from collections.abc import Callable
-from functools import lru_cache, partial
-from typing import Any
+from functools import partial
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from opvi.types import Array, Batch, Key
+from opvi.types import Array, Batch, Key, Prediction, Sampler, Start, State, Tree
 
 MODELS = 1024  # or batches, in one call of a program; fewer where they are large
 CALL_BYTES = 1 << 24
@@ -19,63 +20,69 @@ ACCELERATOR_LANES = 1024
 WAITING = ("@lapack_", "stablehlo.fft")
 
 
-def waits(step: Callable[..., Any], *arguments: Any) -> bool:
-    """Whether two such steps at once could lock up on this machine; raises what the step raises about shapes."""
-    text = jax.jit(step).lower(*arguments).as_text()
+@partial(jax.jit, static_argnums=0)
+def _step(sampler: Sampler, key: Key, state: State, batch: Batch) -> Tree:
+    return sampler.step(key, state, batch)
+
+
+def waits(sampler: Sampler, key: Key, state: State, batch: Batch) -> bool:
+    """Return whether two steps at once could lock up on this machine; raise what the step raises about shapes."""
+    text = _step.lower(sampler, key, state, batch).as_text()
     return jax.default_backend() == "cpu" and any(call in text for call in WAITING)
 
 
 def fits(one: int) -> int:
-    """How many things of `one` bytes go into a call."""
+    """Return how many things of `one` bytes go into a call."""
     return max(1, CALL_BYTES // max(one, 1))
 
 
 def folded(key: Key, words: Array) -> Key:
-    """The key of one model, from the fleet's and the two words of its id's hash."""
+    """Return the key of one model, from the fleet's and the two words of its id's hash."""
     return jax.random.fold_in(jax.random.fold_in(key, words[0]), words[1])
 
 
 @partial(jax.jit, static_argnums=(0, 1))
-def start(init: Callable[..., Any], drawn: int | None, given: Any, key: Key, words: Array, count: Array) -> Any:
-    """Keys (as numbers) and first states of the first `count` models of `words [models, 2]`, one after the other."""
+def start(sampler: Sampler, drawn: int | None, given: Start, key: Key, words: Array, count: Array) -> Tree:
+    """Return keys (as numbers) and first states of the first `count` models of `words [models, 2]`, one by one."""
+    particles = [value for value in (drawn, given) if value is not None]
 
-    def one(words: Array) -> Any:
+    def one(words: Array) -> tuple[Array, State]:
         mine = folded(key, words)
-        particles = [value for value in (drawn, given) if value is not None]
-        return jax.random.key_data(mine), init(mine, *particles)
+        return jax.random.key_data(mine), sampler.init(mine, *particles)
 
     return _each(one, words, count)
 
 
 @partial(jax.jit, static_argnums=0)
-def answer(predict: Callable[..., Any], states: Any, at: Array, x: Any, count: Array) -> Any:
-    """What model `at[i]` predicts for row i, for the first `count` rows of x."""
+def answer(sampler: Sampler, states: Tree, at: Array, x: Tree, count: Array) -> Tree:
+    """Return what model `at[i]` predicts for row i, for the first `count` rows of x."""
 
-    def one(item: Any) -> Any:
+    def one(item: tuple[Array, Tree]) -> Prediction:
         index, row = item
         state = jax.tree.map(lambda leaf: leaf[index], states)
-        return predict(state, jax.tree.map(lambda leaf: leaf[None], row))
+        return sampler.predict(state, jax.tree.map(lambda leaf: leaf[None], row))
 
     return _each(one, (at, x), count)
 
 
-def _each(function: Callable[[Any], Any], items: Any, count: Array) -> Any:
-    """The function of the first `count` items, stacked. A traced count: any number of them, one program."""
+def _each(function: Callable[[Tree], Tree], items: Tree, count: Array) -> Tree:
+    """Return the function of the first `count` items, stacked. A traced count: any number of them, one program."""
     first = jax.tree.map(lambda leaf: leaf[0], items)
     room = len(jax.tree.leaves(items)[0])
     out = jax.tree.map(lambda s: jnp.zeros((room, *s.shape), s.dtype), jax.eval_shape(function, first))
 
-    def body(i: Array, out: Any) -> Any:
+    def body(i: Array, out: Tree) -> Tree:
         value = function(jax.tree.map(lambda leaf: leaf[i], items))
         return jax.tree.map(lambda rows, leaf: rows.at[i].set(leaf), out, value)
 
     return jax.lax.fori_loop(0, count, body, out)
 
 
+@partial(jax.jit, static_argnums=(0, 1))
 def advance(
-    step: Callable[..., Any], lanes: int, keys: Key, states: Any, at: Array, batches: Batch, count: Array
-) -> tuple[Any, Any]:
-    r"""States after the first `count` tiles of batches, and the steps' Info, `[tiles, lanes]`.
+    sampler: Sampler, lanes: int, keys: Key, states: Tree, at: Array, batches: Batch, count: Array
+) -> tuple[Tree, Tree]:
+    r"""Return states after the first `count` tiles of batches, and the steps' Info, `[tiles, lanes]`.
 
     $$x^{(m_{il})} \gets \mathrm{step}(k^{(m_{il})}, x^{(m_{il})}, D_{il}), \qquad l = 1, …, \mathrm{lanes}
       \text{ by vmap, tile } i \text{ after tile } i - 1$$
@@ -84,7 +91,7 @@ def advance(
     numbers, rounded in another order.
 
     Args:
-        step: of an algorithm.
+        sampler: of every model.
         lanes: models side by side.
         keys: of the models, `[models]`.
         states: leaves `[models, ...]`.
@@ -93,19 +100,19 @@ def advance(
         batches: leaves `[tiles, lanes, rows, ...]`.
         count: tiles to go through.
     """
-    many = step if lanes == 1 else jax.vmap(step)
+    many = sampler.step if lanes == 1 else jax.vmap(sampler.step)
 
-    def one(states: Any, i: Array) -> Any:
+    def one(states: Tree, i: Array) -> tuple[Tree, Tree]:
         here = at[i, 0] if lanes == 1 else at[i]
         batch = jax.tree.map(lambda leaf: leaf[i, 0] if lanes == 1 else leaf[i], batches)
         mine = jax.tree.map(lambda leaf: leaf[here], states)  # an empty place reads the last model, writes nowhere
         new, info = many(keys[here], mine, batch)
         return jax.tree.map(lambda leaf, value: leaf.at[here].set(value, mode="drop"), states, new), info
 
-    told = jax.eval_shape(one, states, jnp.int32(0))[1]
-    infos = jax.tree.map(lambda s: jnp.zeros((len(at), *s.shape), s.dtype), told)
+    shapes = jax.eval_shape(one, states, jnp.int32(0))[1]
+    infos = jax.tree.map(lambda s: jnp.zeros((len(at), *s.shape), s.dtype), shapes)
 
-    def tile(i: Array, carry: tuple[Any, Any]) -> tuple[Any, Any]:
+    def tile(i: Array, carry: tuple[Tree, Tree]) -> tuple[Tree, Tree]:
         states, infos = carry
         states, info = one(states, i)
         return states, jax.tree.map(lambda rows, leaf: rows.at[i].set(leaf), infos, info)
@@ -114,23 +121,8 @@ def advance(
     return states, infos if lanes > 1 else jax.tree.map(lambda leaf: leaf[:, None], infos)
 
 
-def compiled_advance(step: Callable[..., Any], lanes: int, *arguments: Any) -> Callable[..., tuple[Any, Any]]:
-    """`advance` for arguments of these shapes: compiled here, so that it can be called from any thread."""
-    leaves, tree = jax.tree.flatten(arguments)
-    shapes = tuple((leaf.shape, leaf.dtype) for leaf in leaves)
-    return _compiled_advance(step, lanes, tree, shapes, jax.default_backend(), jax.config.read("jax_enable_x64"))
-
-
-@lru_cache(16)
-def _compiled_advance(
-    step: Callable[..., Any], lanes: int, tree: Any, shapes: tuple[Any, ...], backend: str, long: bool
-) -> Callable[..., tuple[Any, Any]]:
-    arguments = tree.unflatten([jax.ShapeDtypeStruct(shape, dtype) for shape, dtype in shapes])
-    return jax.jit(partial(advance, step, lanes)).lower(*arguments).compile()
-
-
 def tiles_of(model: np.ndarray, wave: np.ndarray, lanes: int, models: int) -> tuple[np.ndarray, np.ndarray]:
-    """The models of each tile, `[tiles, lanes]`, and which item stands in each place (-1 for none).
+    """Return the models of each tile, `[tiles, lanes]`, and which item stands in each place (-1 for none).
 
     Args:
         model: of each item.
@@ -147,8 +139,3 @@ def tiles_of(model: np.ndarray, wave: np.ndarray, lanes: int, models: int) -> tu
     items[place] = order
     at = np.where(items < 0, models, model[items]).astype(np.int32)
     return at.reshape(-1, lanes), items.reshape(-1, lanes)
-
-
-def size_of(tree: Any) -> int:
-    """Bytes of arrays, or of their shapes."""
-    return sum(math.prod(leaf.shape) * np.dtype(leaf.dtype).itemsize for leaf in jax.tree.leaves(tree))

@@ -2,7 +2,7 @@
 
 import hashlib
 from collections.abc import Iterable
-from typing import Any
+from typing import TypeGuard
 
 import jax
 import jax.numpy as jnp
@@ -10,25 +10,25 @@ import numpy as np
 
 from opvi.predictive import Predictive
 from opvi.scale.fleet._table import Id
-from opvi.types import Data
+from opvi.types import ArrayLike, Data
 
 
-def is_id(name: object) -> bool:
-    """Whether this can be an id: a text or a whole number."""
+def is_id(name: object) -> TypeGuard[Id]:
+    """Return whether this can be an id: a string or a whole number."""
     return isinstance(name, str | int | np.integer) and not isinstance(name, bool)
 
 
-def checked_id(name: Any) -> Id:
-    """An id, refused unless it can be one."""
+def checked_id(name: object) -> Id:
+    """Return an id, refused unless it can be one."""
     if not is_id(name):
-        raise TypeError(f"{name!r} is a {type(name).__name__}, but an id is a text or a whole number.")
+        raise TypeError(f"{name!r} is a {type(name).__name__}, but an id is a string or a whole number.")
     return str(name) if isinstance(name, str) else int(name)
 
 
-def checked_ids(ids: Any) -> list[Id]:
-    """The ids of rows as a list."""
+def checked_ids(ids: ArrayLike) -> list[Id]:
+    """Return the ids of rows as a list."""
     if isinstance(ids, str | bytes | set | dict) or not isinstance(ids, Iterable) or getattr(ids, "ndim", 1) != 1:
-        raise TypeError(f"`ids` is {ids!r}, but one id for each row is needed: a list or an array of them, `[id]`.")
+        raise TypeError(f"`ids` is {ids!r}, but one id per row is needed: a list or an array of them, `[id]`.")
     names = ids.tolist() if hasattr(ids, "tolist") else list(ids)
     if not {type(name) for name in names} <= {str, int}:  # the usual kinds need no closer look
         names = [checked_id(name) for name in names]
@@ -36,44 +36,28 @@ def checked_ids(ids: Any) -> list[Id]:
 
 
 def hashed(names: list[Id]) -> np.ndarray:
-    """64 bits for each id as two words, the same on every machine; 1 and "1" differ."""
+    """Return 64 bits per id as two words, the same on every machine; 1 and "1" differ."""
     texts = (f"{type(name).__name__}:{name}".encode("utf-8", "surrogatepass") for name in names)
     digests = b"".join(hashlib.blake2b(text, digest_size=8).digest() for text in texts)
     return np.frombuffer(digests, "<u4").astype(np.uint32).reshape(-1, 2)
 
 
 def as_arrays(data: Data) -> Data:
-    """Rows as NumPy arrays; an array of objects is one that cannot be made a matrix."""
+    """Return rows as NumPy arrays."""
     try:
         return jax.tree.map(np.asarray, data, is_leaf=lambda node: node is None)
     except ValueError as error:
         raise ValueError(f"the rows do not have one shape: {error}") from error
 
 
-def empty_rows(rows: Data, dtype: Any) -> Data:
-    """No rows, in the dtypes that such rows are kept in: floats as the particles are, others as JAX takes them."""
-
-    def empty(leaf: np.ndarray) -> np.ndarray:
-        kind = dtype if leaf.dtype.kind == "f" else jax.dtypes.canonicalize_dtype(leaf.dtype)
-        return np.zeros((0, *leaf.shape[1:]), kind)
-
-    return jax.tree.map(empty, rows)
-
-
 def filled_up(waiting: np.ndarray, here: np.ndarray) -> np.ndarray:
-    """Rows that wait, `[models, rows - 1, ...]`, as batches; where none is `here [models, rows]`, the first again."""
+    """Return waiting rows `[models, rows - 1, ...]` as batches; where none is `here [models, rows]`, the first."""
     waiting = np.concatenate([waiting, waiting[:, :1]], 1)
     return np.where(here.reshape(*here.shape, *(1,) * (waiting.ndim - 2)), waiting, waiting[:, :1])
 
 
-def padded(array: np.ndarray, room: int) -> np.ndarray:
-    """The array filled up to `room` entries with its first one."""
-    missing = room - len(array)
-    return array if not missing else np.concatenate([array, np.repeat(array[:1], missing, 0)])
-
-
 def by_row(out: Predictive) -> Predictive:
-    """Predictives of one row each, stacked, as one predictive of all rows."""
+    """Return predictives of one row each, stacked, as one predictive of all rows."""
     components = jax.tree.map(lambda leaf: jnp.asarray(np.moveaxis(leaf, 0, 1)[:, :, 0]), out.components)
     weights = (
         None if out.log_weights is None else jnp.asarray(np.reshape(out.log_weights, (len(out.log_weights), -1)).T)
