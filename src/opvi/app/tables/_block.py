@@ -1,9 +1,12 @@
 """What readers hand on: blocks of raw rows, rows that were rejected, and the limits that keep memory bounded."""
 
-from typing import Any, NamedTuple
+from collections.abc import Iterator
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
+import pyarrow as pa
 
+Json = dict[str, Any]  # an object of JSON
 PIECE = 1 << 20  # bytes of text in a block, and the most that one record may have
 ROWS = 8_192  # in a block
 CELLS = 1 << 20  # rows × columns in a block of JSON lines, where every row may bring new keys
@@ -26,7 +29,7 @@ class Rejected(NamedTuple):
 class Block(NamedTuple):
     """Rows in the order of the source, as raw values."""
 
-    columns: dict[str, Any]  # pyarrow arrays of the well-formed rows; text in CSV and JSON lines
+    columns: dict[str, pa.Array]  # of the well-formed rows; text in CSV and JSON lines
     first: int  # number of the first row in the source
     rows: int  # of the source that this block used up, malformed ones included
     malformed: list[Rejected]
@@ -42,6 +45,22 @@ class Block(NamedTuple):
         if not self.malformed:
             return out
         return np.delete(out, [rejected.row - self.first for rejected in self.malformed])
+
+
+class Reader(Protocol):
+    """The rows of one format, in order, once."""
+
+    columns: list[str]
+
+    @property
+    def share(self) -> float | None:
+        """The share of the source read so far; None where its size is not known."""
+
+    def blocks(self, skip: int, columns: list[str] | None) -> Iterator[Block]:
+        """Return the blocks from the one on that holds row `skip`; of all columns if `columns` is None."""
+
+    def close(self) -> None:
+        """Close what the reader opened itself."""
 
 
 def cut(block: Block, start: int, stop: int) -> Block:

@@ -5,7 +5,6 @@ from collections.abc import Iterator
 from csv import reader
 from io import StringIO
 from itertools import chain, product
-from typing import Any
 
 import pyarrow as pa
 from pyarrow import csv
@@ -81,8 +80,11 @@ class Delimited:
 
     @property
     def share(self) -> float | None:
-        """How much of the bytes was read by now."""
+        """The share of the bytes read so far."""
         return self.feed.share
+
+    def close(self) -> None:
+        """Nothing: the feed closes the file."""
 
     def blocks(self, skip: int, columns: list[str] | None) -> Iterator[Block]:
         """Blocks of text; the first `skip` rows are not parsed."""
@@ -98,7 +100,7 @@ class Delimited:
         names = [str(place) for place in range(len(self.columns))]
         uneven: list[tuple[int, str, str]] = []
 
-        def note(row: Any) -> str:
+        def note(row: csv.InvalidRow) -> str:
             counts = f"{row.actual_columns} fields, but the header has {row.expected_columns}"
             uneven.append((row.number - 1, counts, shown(row.text)))
             return "skip"

@@ -4,7 +4,6 @@ import json
 from collections import Counter
 from collections.abc import Iterator
 from itertools import chain
-from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -46,8 +45,11 @@ class JsonLines:
 
     @property
     def share(self) -> float | None:
-        """How much of the bytes was read by now."""
+        """The share of the bytes read so far."""
         return self.feed.share
+
+    def close(self) -> None:
+        """Nothing: the feed closes the file."""
 
     def blocks(self, skip: int, columns: list[str] | None) -> Iterator[Block]:
         """Blocks of text; the first `skip` rows are not parsed."""
@@ -118,7 +120,7 @@ def _block(
     return Block(arrays, first, rows, malformed, None, {name: np.array(at) for name, at in nested.items()}, open=True)
 
 
-def _row(line: bytes) -> dict[str, Any]:
+def _row(line: bytes) -> dict[str, object]:
     """One object, or the reason why there is none."""
     try:
         row = DECODER.decode(line.decode())
@@ -139,7 +141,7 @@ def _row(line: bytes) -> dict[str, Any]:
     return row
 
 
-def _refuse_surrogates(row: dict[str, Any]) -> None:
+def _refuse_surrogates(row: dict[str, object]) -> None:
     """Half of a character, written as an escape, is no text."""
     for name, value in row.items():
         try:
@@ -149,7 +151,7 @@ def _refuse_surrogates(row: dict[str, Any]) -> None:
             raise BadLineError("an escape that is half of a character (a surrogate)") from None
 
 
-def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+def _object(pairs: list[tuple[str, object]]) -> dict[str, object]:
     out = dict(pairs)
     if len(out) < len(pairs):
         twice = Counter(name for name, _ in pairs).most_common(1)[0][0]

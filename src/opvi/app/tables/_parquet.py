@@ -2,7 +2,6 @@
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -44,7 +43,7 @@ class Parquet:
             groups = [self._file.metadata.row_group(i).num_rows for i in range(self._file.num_row_groups)]
         self._groups, self.rows, self._done = groups, sum(groups), 0
 
-    def _open(self, texts: list[str]) -> Any:
+    def _open(self, texts: list[str]) -> parquet.ParquetFile:
         return parquet.ParquetFile(
             self.feed.path,
             read_dictionary=texts,
@@ -72,7 +71,7 @@ class Parquet:
 
     @property
     def share(self) -> float:
-        """How many of the rows were read by now."""
+        """The share of the rows read so far."""
         return min(1.0, self._done / self.rows) if self.rows else 1.0
 
     def blocks(self, skip: int, columns: list[str] | None) -> Iterator[Block]:
@@ -96,7 +95,7 @@ class Parquet:
             yield block
 
 
-def _block(batch: Any, first: int, nested: list[str]) -> Block:
+def _block(batch: pa.RecordBatch, first: int, nested: list[str]) -> Block:
     """A batch as a block; rows whose text is no UTF-8 are malformed."""
     columns, faults = {}, {}
     for name, array in zip(batch.schema.names, batch.columns, strict=True):
@@ -113,13 +112,13 @@ def _block(batch: Any, first: int, nested: list[str]) -> Block:
     return Block(columns, first, batch.num_rows, malformed, None, dict.fromkeys(nested, every))
 
 
-def is_text(kind: Any) -> bool:
+def is_text(kind: pa.DataType) -> bool:
     """Whether a column of this type holds text, or bytes that may be text."""
     kind = kind.value_type if pa.types.is_dictionary(kind) else kind
     return any(test(kind) for test in TEXTS)
 
 
-def as_strings(array: Any) -> tuple[Any, np.ndarray]:
+def as_strings(array: pa.Array) -> tuple[pa.Array, np.ndarray]:
     """Text as `string`, in a dictionary if it came in one, and the rows that are no UTF-8."""
     texts = array.dictionary if pa.types.is_dictionary(array.type) else array
     bad = np.zeros(len(texts), bool)

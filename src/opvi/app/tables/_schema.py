@@ -2,12 +2,13 @@
 
 import json
 import zlib
-from typing import Any, NamedTuple
+from collections.abc import Callable
+from typing import NamedTuple, Self
 
 import numpy as np
 import pyarrow as pa
 
-from opvi.app.tables._block import SHOWN, Block, Rejected, TableError, quoted
+from opvi.app.tables._block import SHOWN, Block, Json, Rejected, TableError, quoted
 from opvi.app.tables._values import Values, as_booleans, as_dates, as_levels, as_numbers, label
 from opvi.types import LARGEST_VALUE
 
@@ -69,17 +70,19 @@ class Schema(NamedTuple):
     origin: list[str]  # for each of them, the source's column
     notes: list[str]  # for the user
 
-    def to_json(self) -> dict[str, Any]:
-        """Plain lists, dictionaries, numbers and texts."""
+    def to_json(self) -> Json:
+        """Return plain lists, dictionaries, numbers and strings."""
         return {**self._asdict(), "columns": [column._asdict() for column in self.columns]}
 
     @classmethod
-    def from_json(cls, data: dict[str, Any]) -> "Schema":
-        """The same schema again."""
+    def from_json(cls, data: Json) -> Self:
+        """Return the schema that `to_json` wrote."""
         try:
             return cls(**{**data, "columns": [Column(**column) for column in data["columns"]]})
         except (TypeError, KeyError) as error:
-            raise TableError(f"this is no schema that this version of opvi wrote ({error}). Start a new run.") from None
+            raise TableError(
+                f"this is not a schema that this version of opvi wrote ({error}). Start a new run."
+            ) from None
 
     @property
     def used(self) -> list[str]:
@@ -145,13 +148,13 @@ class Schema(NamedTuple):
         return codes.astype(np.int32)
 
 
-def raw(block: Block, name: str, rows: int) -> Any:
+def raw(block: Block, name: str, rows: int) -> pa.Array:
     """A column of a block; nothing but gaps if it is not there."""
     array = block.columns.get(name)
     return pa.nulls(rows, pa.string()) if array is None else array
 
 
-def labels_of(array: Any, labels: str, classes: list[str]) -> tuple[np.ndarray, np.ndarray]:
+def labels_of(array: pa.Array, labels: str, classes: list[str]) -> tuple[np.ndarray, np.ndarray]:
     """The number of each row's class, -1 for none, and where nothing stands."""
     place = {name: number for number, name in enumerate(classes)}
     if labels == "text":
@@ -166,7 +169,7 @@ def labels_of(array: Any, labels: str, classes: list[str]) -> tuple[np.ndarray, 
     return out, values.missing
 
 
-def encode_column(column: Column, array: Any, out: np.ndarray, reasons: dict[int, str]) -> np.ndarray:
+def encode_column(column: Column, array: pa.Array, out: np.ndarray, reasons: dict[int, str]) -> np.ndarray:
     """Write a column's numbers; the rows with a gap. `reasons` learns of rows that break the schema."""
     where = f"column {quoted(column.name)}"
     if column.kind in ("levels", "hashed"):
@@ -192,7 +195,7 @@ def encode_column(column: Column, array: Any, out: np.ndarray, reasons: dict[int
 
 
 def _encode_text(column: Column, codes: np.ndarray, texts: list[str], out: np.ndarray) -> None:
-    """One column a level, or a sign in one of 32 columns, which never changes for a text."""
+    """One column per level, or a sign in one of 32 columns, which never changes for a text."""
     if column.kind == "levels":
         place = {level: number for number, level in enumerate(column.levels)}
         places = np.array([place.get(text, -1) for text in texts] + [-1], np.int64)[codes]
@@ -214,7 +217,7 @@ def waves_of(stamps: np.ndarray, column: Column) -> np.ndarray:
     return np.concatenate([((stamps - column.start) / DAY)[:, None], waves], 1)
 
 
-def _refuse(values: Values, array: Any, kind: str, where: str, reasons: dict[int, str]) -> None:
+def _refuse(values: Values, array: pa.Array, kind: str, where: str, reasons: dict[int, str]) -> None:
     _note(values.bad, lambda i: f"{where}: {_value(array, i)} {WHAT[kind]}", reasons)
 
 
@@ -228,7 +231,7 @@ def _refuse_nested(block: Block, name: str, reasons: dict[int, str]) -> None:
         reasons.setdefault(int(row), f"column {quoted(name)}: a list or an object, where one value is needed")
 
 
-def _note(rows: np.ndarray, reason: Any, reasons: dict[int, str]) -> None:
+def _note(rows: np.ndarray, reason: Callable[[int], str], reasons: dict[int, str]) -> None:
     """The first reason of a row is kept."""
     if rows.any():
         for i in np.flatnonzero(rows).tolist():
@@ -236,11 +239,11 @@ def _note(rows: np.ndarray, reason: Any, reasons: dict[int, str]) -> None:
                 reasons[i] = reason(i)
 
 
-def _value(array: Any, row: int) -> str:
+def _value(array: pa.Array, row: int) -> str:
     return quoted(str(plain(array[row])))
 
 
-def plain(scalar: Any) -> Any:
+def plain(scalar: pa.Scalar) -> str | float | None:
     """A value as JSON can write it."""
     try:
         value = scalar.as_py()

@@ -3,7 +3,6 @@
 import re
 from collections import Counter
 from collections.abc import Iterable, Sequence
-from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -134,7 +133,7 @@ def _nested(block: Block, name: str) -> np.ndarray:
     return out
 
 
-def _typed(kind: Any) -> str:
+def _typed(kind: pa.DataType) -> str:
     types = pa.types
     if types.is_boolean(kind):
         return "boolean"

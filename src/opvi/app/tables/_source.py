@@ -3,9 +3,8 @@
 import os
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
-from opvi.app.tables._block import ROWS, Block, TableError, cut, quoted
+from opvi.app.tables._block import ROWS, Block, Reader, TableError, cut, quoted
 from opvi.app.tables._delimited import Delimited
 from opvi.app.tables._feeds import GZIP, ZSTD, Feed
 from opvi.app.tables._jsonlines import JsonLines
@@ -26,7 +25,7 @@ ENDINGS = {
 class Source:
     """Rows of a file or a pipe, in order, once. Made by `open_source`."""
 
-    def __init__(self, feed: Feed, reader: Any, skip: int, columns: list[str] | None):
+    def __init__(self, feed: Feed, reader: Reader, skip: int, columns: list[str] | None):
         self._feed, self._reader = feed, reader
         self.name: str = feed.name
         self.columns: list[str] = list(reader.columns)
@@ -42,8 +41,7 @@ class Source:
     def close(self) -> None:
         """Close the file. Standard input stays open."""
         self._blocks = iter(())
-        if isinstance(self._reader, Parquet):
-            self._reader.close()
+        self._reader.close()
         self._feed.close()
 
     def begins_like(self, fingerprint: str | None) -> bool:
@@ -72,9 +70,9 @@ def open_source(
 
     Args:
         path: a file, plain or compressed with gzip or Zstandard; `-` is standard input.
-        format: csv, tsv, jsonl or parquet. By default the file's ending tells; for a pipe, its first bytes.
+        format: csv, tsv, jsonl or parquet. Determined by the file's ending if omitted; for a pipe, by its first bytes.
         skip: rows to leave out at the beginning. Parquet leaves out whole row groups unread, text is not parsed.
-        columns: the columns to read; all if not given.
+        columns: the columns to read; all if omitted.
     """
     if format is not None and format not in FORMATS:
         raise TableError(f"the format {quoted(format)} is not known. Formats: {', '.join(FORMATS)}.")
@@ -91,7 +89,7 @@ def open_source(
         raise
 
 
-def _reader(feed: Feed, format: str | None) -> Any:
+def _reader(feed: Feed, format: str | None) -> Reader:
     format = format or (None if feed.pipe else _by_name(feed.path))
     if feed.peek(4) == b"PAR1":
         format = format or "parquet"

@@ -7,7 +7,7 @@ rule. Spaces around a value do not count.
 import re
 from collections.abc import Callable
 from datetime import datetime, timedelta
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import pyarrow as pa
@@ -33,7 +33,7 @@ class Values(NamedTuple):
     bad: np.ndarray  # [n] bool: there is a value, but not of this kind
 
 
-def as_numbers(array: Any) -> Values:
+def as_numbers(array: pa.Array) -> Values:
     """Numbers in float64; infinity is kept."""
     kind = array.type
     if pa.types.is_dictionary(kind):
@@ -53,7 +53,7 @@ def as_numbers(array: Any) -> Values:
     return Values(data, missing, np.zeros(len(data), bool))
 
 
-def as_booleans(array: Any) -> Values:
+def as_booleans(array: pa.Array) -> Values:
     """1 for true, 0 for false."""
     if pa.types.is_dictionary(array.type):
         return _taken(as_booleans(array.dictionary), array.indices, np.nan)
@@ -64,7 +64,7 @@ def as_booleans(array: Any) -> Values:
     return Values(np.where(bad, np.nan, values.data), values.missing, values.bad | bad)
 
 
-def as_dates(array: Any) -> Values:
+def as_dates(array: pa.Array) -> Values:
     """Microseconds since 1970 in int64, in UTC where a zone is given; years 1 to 9999."""
     kind = array.type
     if pa.types.is_dictionary(kind):
@@ -87,7 +87,7 @@ def as_dates(array: Any) -> Values:
     return Values(data, missing, bad & ~missing)
 
 
-def as_levels(array: Any) -> tuple[np.ndarray, list[str]]:
+def as_levels(array: pa.Array) -> tuple[np.ndarray, list[str]]:
     """For each row the place of its text in a list, -1 where it is missing. The list may name a text twice."""
     kind = array.type
     if not pa.types.is_dictionary(kind):
@@ -102,7 +102,7 @@ def as_levels(array: Any) -> tuple[np.ndarray, list[str]]:
     return np.where(known[codes], codes, -1), texts
 
 
-def _spelt(array: Any) -> Any:
+def _spelt(array: pa.Array) -> pa.Array:
     """Typed values as text: a whole number without a point, whatever its type."""
     if pa.types.is_null(array.type) or pa.types.is_nested(array.type):
         return pa.nulls(len(array), pa.string())
@@ -122,20 +122,22 @@ def label(value: float) -> str:
     return str(int(value)) if value == value // 1 and abs(value) < 1e15 else repr(value)
 
 
-def _nothing(array: Any, blank: float) -> Values:
+def _nothing(array: pa.Array, blank: float) -> Values:
     """A column of another kind: all that is there is bad."""
     missing = array.is_null().to_numpy(zero_copy_only=False)
     return Values(np.full(len(array), blank), missing, ~missing)
 
 
-def _taken(values: Values, indices: Any, blank: float) -> Values:
+def _taken(values: Values, indices: pa.Array, blank: float) -> Values:
     """Values of a dictionary, brought to the rows."""
     places = indices.fill_null(-1).to_numpy(zero_copy_only=False).astype(np.int64)  # -1: the added last one
     data = np.append(values.data, np.array(blank, values.data.dtype))
     return Values(data[places], np.append(values.missing, True)[places], np.append(values.bad, False)[places])
 
 
-def _quickly(array: Any, quick: Callable[[Any], np.ndarray | None], slow: Callable[[str], Any], blank: float) -> Values:
+def _quickly(
+    array: pa.Array, quick: Callable[[pa.Array], np.ndarray | None], slow: Callable[[str], float], blank: float
+) -> Values:
     """All of a text array at once; if that fails, without spaces and words for missing; if that fails, one by one."""
     for attempt in (lambda: array, lambda: _tidied(array)):
         texts = attempt()
@@ -148,19 +150,19 @@ def _quickly(array: Any, quick: Callable[[Any], np.ndarray | None], slow: Callab
     return _singly(array, slow, blank)
 
 
-def _tidied(array: Any) -> Any:
+def _tidied(array: pa.Array) -> pa.Array:
     trimmed = pc.ascii_trim_whitespace(array)
     words = pc.is_in(pc.ascii_lower(trimmed), value_set=pa.array(sorted(MISSING)))
     return pc.if_else(words, pa.scalar(None, pa.string()), trimmed)
 
 
-def _floats(array: Any) -> np.ndarray | None:
+def _floats(array: pa.Array) -> np.ndarray | None:
     """None if NaN is among them: it may have been spelt in ways that are not ours."""
     data = array.to_numpy(zero_copy_only=False)
     return data if int(np.isnan(data).sum()) == array.null_count else None
 
 
-def _stamps(array: Any) -> np.ndarray | None:
+def _stamps(array: pa.Array) -> np.ndarray | None:
     """None if a year lies outside 1 to 9999."""
     try:
         stamps = array.cast(pa.timestamp("us"))
@@ -170,7 +172,7 @@ def _stamps(array: Any) -> np.ndarray | None:
     return data if ((data >= FIRST) & (data <= LAST)).all() else None
 
 
-def _singly(array: Any, parse: Callable[[str], Any], blank: float) -> Values:
+def _singly(array: pa.Array, parse: Callable[[str], float], blank: float) -> Values:
     """Each text by itself. `parse` gives a value, None where it is missing, or raises."""
     data = np.full(len(array), blank)
     missing, bad = np.zeros(len(array), bool), np.zeros(len(array), bool)

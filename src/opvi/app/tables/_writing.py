@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Self
+from typing import IO, Self
 
 import numpy as np
 import pyarrow as pa
@@ -16,6 +16,7 @@ import pyarrow.csv
 import pyarrow.parquet
 
 from opvi.app.tables._block import TableError, quoted
+from opvi.types import ArrayLike
 
 WRITTEN = {".csv": "csv", ".jsonl": "jsonl", ".ndjson": "jsonl", ".parquet": "parquet", ".pq": "parquet"}
 
@@ -45,12 +46,12 @@ class Writer:
         if path == "-" and format == "parquet":
             raise TableError("Parquet is written to a file, not to a pipe: give a name with `-o`.")
         self._temporary: str | None = None
-        self._parquet: Any = None
+        self._parquet: pyarrow.parquet.ParquetWriter | None = None
         self._begun = False
 
     def __enter__(self) -> Self:
         if self.path == "-":
-            self._file: Any = sys.stdout.buffer
+            self._file: IO[bytes] = sys.stdout.buffer
             return self
         self._place = Path(self.path).resolve()  # what a link stands for is written, and the link stays
         try:
@@ -63,13 +64,13 @@ class Writer:
         self._file = os.fdopen(handle, "wb")
         return self
 
-    def write(self, columns: Mapping[str, Any]) -> None:
-        """Some rows: names to arrays of numbers (NaN is written as a gap) or lists of texts."""
+    def write(self, columns: Mapping[str, ArrayLike]) -> None:
+        """Write some rows: names to arrays of numbers (NaN is written as a gap) or lists of strings."""
         table = pa.table({name: _array(values) for name, values in columns.items()})
         with self._errors():
             self._write(table)
 
-    def _write(self, table: Any) -> None:
+    def _write(self, table: pa.Table) -> None:
         if self.format == "parquet":
             self._parquet = self._parquet or pyarrow.parquet.ParquetWriter(self._file, table.schema)
             self._parquet.write_table(table)
@@ -88,7 +89,7 @@ class Writer:
             with self._errors():
                 self._finish(whole=kind is None)
         except TableError:
-            if kind is None:  # otherwise the first error is the one to tell of
+            if kind is None:  # otherwise the first error is the one to report
                 raise
         finally:
             if self._temporary is not None:
@@ -98,7 +99,7 @@ class Writer:
     def _errors(self) -> Iterator[None]:
         try:
             yield
-        except BrokenPipeError:  # whoever reads has enough: not an error to tell of
+        except BrokenPipeError:  # whoever reads has enough: not an error to report
             raise
         except OSError as error:
             why = error.strerror or error
@@ -118,7 +119,7 @@ class Writer:
             self._temporary = None
 
 
-def _array(values: Any) -> Any:
+def _array(values: ArrayLike) -> pa.Array:
     if isinstance(values, np.ndarray) and values.dtype.kind == "f":
         return pa.array(values, mask=np.isnan(values))
     return pa.array(values)
