@@ -2,32 +2,28 @@
 
 import argparse
 import sys
-from collections.abc import Callable, Sequence
-from typing import Any
+from collections.abc import Sequence
 
-from opvi.app.cli import _learning as learning
 from opvi.app.cli._common import CommandError
+from opvi.app.cli._learn import add_learn
+from opvi.app.cli._predict import add_predict
+from opvi.app.cli._report import add_report
 
 INTERRUPTED = 130  # what a shell reports for a command stopped by Ctrl-C
-SUBCOMMANDS: list[Callable[[Any], None]] = [
-    learning.add_learn,
-    learning.add_predict,
-    learning.add_report,
-]
 
 
 def parser() -> argparse.ArgumentParser:
-    """All subcommands. Each sets `handler`, a function of the options that returns the exit status."""
+    """Return the parser of all commands. Each sets `handler`, a function from the options to the exit status."""
     out = argparse.ArgumentParser(prog="opvi", description="Online Bayesian inference with particles.")
     out.add_argument("--version", action="store_true", help="print the version and end")
     commands = out.add_subparsers(title="commands", metavar="COMMAND")
-    for add in SUBCOMMANDS:
+    for add in (add_learn, add_predict, add_report):
         add(commands)
     return out
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run a command; returns the exit status."""
+    """Run a command; return the exit status."""
     options = parser().parse_args(arguments)
     if options.version:
         import opvi

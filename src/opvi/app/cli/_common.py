@@ -1,7 +1,15 @@
 """What the commands share."""
 
 import argparse
-from collections.abc import Callable
+import os
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from importlib.util import find_spec
+from pathlib import Path
+from typing import TypeAlias
+
+Commands: TypeAlias = "argparse._SubParsersAction[argparse.ArgumentParser]"  # where a command adds its own
 
 
 class CommandError(Exception):
@@ -9,7 +17,7 @@ class CommandError(Exception):
 
 
 def positive(text: str) -> int:
-    """A whole number of at least 1."""
+    """Return a whole number of at least 1."""
     value = int(text)
     if value < 1:
         raise argparse.ArgumentTypeError(f"{value} is not at least 1")
@@ -17,7 +25,7 @@ def positive(text: str) -> int:
 
 
 def between(low: int, high: int) -> Callable[[str], int]:
-    """Whole numbers from `low` to `high`."""
+    """Return a parser of whole numbers from `low` to `high`."""
 
     def whole(text: str) -> int:
         value = int(text)
@@ -29,7 +37,7 @@ def between(low: int, high: int) -> Callable[[str], int]:
 
 
 def above_zero(text: str) -> float:
-    """A finite number greater than 0."""
+    """Return a finite number greater than 0."""
     value = float(text)
     if not 0 < value < float("inf"):
         raise argparse.ArgumentTypeError(f"{text} is not a finite number greater than 0")
@@ -37,16 +45,35 @@ def above_zero(text: str) -> float:
 
 
 def one_blas_thread() -> None:
-    """BLAS threads that wait for small matrices take time from XLA's own, several times what they save."""
+    """Let BLAS use one thread: more of them wait for small matrices, and take time from XLA's own."""
     import scipy.linalg  # noqa: F401  # whose BLAS JAX calls; it must be loaded to be told
     from threadpoolctl import threadpool_limits
 
     threadpool_limits(limits=1)
 
 
-def need_rich() -> None:
-    """An error with the remedy where rich is not installed."""
+def check_libraries() -> None:
+    """Raise an error with the remedy where a library of the extra `cli` is not installed."""
+    absent = [name for name in ("rich", "pyarrow", "jinja2", "threadpoolctl") if find_spec(name) is None]
+    if absent:
+        raise CommandError(f"this command needs {absent[0]}, which is not installed: pip install 'opvi[cli]'.")
+
+
+@contextmanager
+def explained(folder: Path) -> Iterator[None]:
+    """Turn errors that the user can put right into a `CommandError`, which has no traceback."""
+    from opvi.app.learn import RunError
+    from opvi.app.tables import TableError
+    from opvi.running._checkpoint import CheckpointError, LockedError
+
     try:
-        import rich  # noqa: F401
-    except ImportError:
-        raise CommandError("this command needs rich, which is not installed: pip install 'opvi[cli]'.") from None
+        yield
+    except (RunError, TableError, CheckpointError, LockedError) as error:
+        raise CommandError(str(error)) from None
+    except BrokenPipeError:  # whoever read the output has enough
+        sys.stdout = open(os.devnull, "w")  # noqa: PTH123, SIM115  # or Python complains when it flushes at the end
+    except OSError as error:
+        where = error.filename or folder
+        raise CommandError(
+            f"{where}: {error.strerror or error}. Choose another place or mend its permissions."
+        ) from None

@@ -1,27 +1,41 @@
-"""`opvi learn`, `opvi predict` and `opvi report`."""
+"""`opvi learn`."""
 
 import argparse
-import os
 import shlex
 import signal
 import sys
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING
 
-from opvi.app.cli._common import CommandError, above_zero, between, need_rich, one_blas_thread, positive
+from opvi.app.cli._common import (
+    CommandError,
+    Commands,
+    above_zero,
+    between,
+    check_libraries,
+    explained,
+    one_blas_thread,
+    positive,
+)
+
+if TYPE_CHECKING:  # loading them takes a second, which `opvi --help` must not
+    from opvi.app.learn import Learner, RunDirectory
+    from opvi.app.learn._learner import Stop
+    from opvi.app.learn._starting import Asked, Ready
+    from opvi.app.report._server import Server
 
 EXIT = {"SIGINT": 130, "SIGTERM": 143}  # what a shell reports
 
 
-def add_learn(commands: Any) -> None:
-    """`opvi learn`: a model from a file or a pipe."""
+def add_learn(commands: Commands) -> None:
+    """Add `opvi learn`: a model from a file or a pipe."""
     command = commands.add_parser(
         "learn",
         help="learn from a file or a pipe, row by row",
         description="Learn to predict a column in one pass: every row is predicted first, then learnt. The run is kept "
-        "in a folder, from which it goes on after a stop, a crash or a kill, to the same bits.",
+        "in a folder, from which it resumes after a stop, a crash or a kill, to the same bits.",
     )
     command.add_argument(
         "source",
@@ -32,17 +46,24 @@ def add_learn(commands: Any) -> None:
     command.add_argument("--target", metavar="COL", help="the column to predict")
     command.add_argument("--task", choices=("auto", "regression", "classification"), default="auto")
     command.add_argument("--run", type=Path, metavar="DIR", help="folder of the run (default: SOURCE's name + .run)")
-    command.add_argument("--resume", action="store_true", help="go on with the run, or begin it if there is none")
+    command.add_argument("--resume", action="store_true", help="resume the run, or begin it if there is none")
     command.add_argument("--replayed", action="store_true", help="a pipe that starts again from its first row")
     command.add_argument("--strict", action="store_true", help="stop at the first row that breaks the schema")
     command.add_argument("--classes", metavar="A,B,…", help="all labels, if some may come later than the first rows")
     command.add_argument("--leave-out", action="append", default=[], metavar="COL", help="a column not to learn from")
-    command.add_argument("--first-rows", type=positive, default=1000, metavar="N", help="rows that settle the types")
-    command.add_argument("--format", choices=("csv", "tsv", "jsonl", "parquet"), help="if the name does not tell")
+    command.add_argument(
+        "--first-rows", type=positive, default=1000, metavar="N", help="rows from which the types are chosen"
+    )
+    command.add_argument(
+        "--format", choices=("csv", "tsv", "jsonl", "parquet"), help="determined by the name if omitted"
+    )
     command.add_argument("--hidden", metavar="W,W,…", help="widths of the hidden layers; 'none' for a linear model")
     command.add_argument("--particles", type=positive, default=20, metavar="N")
     command.add_argument(
-        "--half-life", type=above_zero, metavar="ROWS", help="older rows count half; found out if not given"
+        "--half-life",
+        type=above_zero,
+        metavar="ROWS",
+        help="older rows count half; determined from the data if omitted",
     )
     command.add_argument(
         "--memory-rows", type=between(0, 10**7), default=0, metavar="N", help="rows kept to learn from again"
@@ -63,48 +84,14 @@ def add_learn(commands: Any) -> None:
         "--distributed",
         action="store_true",
         help="one of several processes that learn one model; OPVI_COORDINATOR, OPVI_PROCESSES and OPVI_PROCESS, or "
-        "the cluster, tell which. {process} in SOURCE stands for its number: a file for each",
+        "the cluster, say which. {process} in SOURCE stands for its number: a file for each",
     )
     command.set_defaults(handler=learn)
 
 
-def add_predict(commands: Any) -> None:
-    """`opvi predict`: predictions of a run."""
-    command = commands.add_parser(
-        "predict",
-        help="predict with what a run has learnt",
-        description="One line for every row of SOURCE: mean, sd and quantiles, or the label and all probabilities. A "
-        "row that breaks the schema has gaps.",
-    )
-    command.add_argument("run", type=Path, metavar="RUN", help="the folder of a run")
-    command.add_argument("source", metavar="SOURCE", help="as for learn; the target's column is not needed")
-    command.add_argument("-o", "--out", default="-", metavar="OUT", help="CSV, JSON lines or Parquet (default: a pipe)")
-    command.add_argument("--out-format", choices=("csv", "jsonl", "parquet"), help="if the name does not tell")
-    command.add_argument("--format", choices=("csv", "tsv", "jsonl", "parquet"), help="of SOURCE")
-    command.add_argument(
-        "--quantiles", default="0.05,0.5,0.95", metavar="Q,Q,…", help="of a regression (default: 0.05,0.5,0.95)"
-    )
-    command.set_defaults(handler=predict)
-
-
-def add_report(commands: Any) -> None:
-    """`opvi report`: a page about a run."""
-    command = commands.add_parser(
-        "report",
-        help="write an HTML page about a run",
-        description="One file, for any browser, no network: learning curve, calibration, drift, effects, posterior.",
-    )
-    command.add_argument("run", type=Path, metavar="RUN", help="the folder of a run")
-    command.add_argument("-o", "--out", type=Path, metavar="FILE", help="default: report.html in the run's folder")
-    command.set_defaults(handler=report)
-
-
-# --- learn ------------------------------------------------------------------------------------
-
-
 def learn(options: argparse.Namespace) -> int:
     """Learn until the source ends or a signal comes."""
-    _needs()
+    check_libraries()
     one_blas_thread()
     from opvi.app.learn import RunDirectory, Stopped
     from opvi.app.learn._learner import Stop
@@ -112,17 +99,17 @@ def learn(options: argparse.Namespace) -> int:
     from opvi.app.learn._together import EndedError, Patient, leads, opened
 
     if options.distributed and options.watch is not None:
-        raise CommandError("`--watch` shows a run of one process. Leave it out, and write `opvi report` when you like.")
+        raise CommandError("`--watch` shows a run of one process. Leave it out, and run `opvi report` at any time.")
     if options.source is None and not options.resume:
-        raise CommandError("SOURCE is missing: which file shall be learnt? `-` reads a pipe.")
+        raise CommandError("SOURCE is missing: name the file to learn from. `-` reads a pipe.")
     if options.run is None and options.source in (None, "-"):
-        raise CommandError("`--run DIR` is missing: a pipe has no name to call its run by.")
+        raise CommandError("`--run DIR` is missing: a pipe has no name from which to name the run.")
     folder = options.run or Path(Path(options.source).name.split(".")[0] + ".run")
     run = RunDirectory(folder)
     again = ["opvi", "learn", *([options.source] if options.source else []), "--run", str(folder), "--resume"]
     again += ["--target", options.target] if options.target else []
     again += ["--distributed"] if options.distributed else []
-    with _told(folder), _connected(options.distributed):
+    with explained(folder), _connected(options.distributed):
         stop = Patient() if options.distributed else Stop()
         speaks = not options.distributed or leads()
         with _signals(stop):
@@ -141,10 +128,10 @@ def learn(options: argparse.Namespace) -> int:
     return 0
 
 
-def _stopped(signal_name: str, run: Any, again: list[str]) -> None:
+def _stopped(signal_name: str, run: "RunDirectory", again: list[str]) -> None:
     saved = run.checkpoints.newest()
     rows = int(saved["state"].rows) if saved else 0
-    print(f"Stopped by {signal_name}. {rows:,} rows are learnt and saved. Go on:", file=sys.stderr)
+    print(f"Stopped by {signal_name}. {rows:,} rows are learnt and saved. To resume:", file=sys.stderr)
     print(f"  {shlex.join(again)}", file=sys.stderr)
 
 
@@ -168,7 +155,7 @@ def _connected(distributed: bool) -> Iterator[None]:
             raise CommandError(str(error)) from None
 
 
-def _learn(made: Any, stop: Any, folder: Path, watch: int | None, speaks: bool) -> None:
+def _learn(made: "Ready", stop: "Stop", folder: Path, watch: int | None, speaks: bool) -> None:
     from opvi.app.cli._screen import Screen
 
     if not speaks:
@@ -186,7 +173,7 @@ def _learn(made: Any, stop: Any, folder: Path, watch: int | None, speaks: bool) 
             server.close()
 
 
-def _served(learner: Any, folder: Path, port: int) -> Any:
+def _served(learner: "Learner", folder: Path, port: int) -> "Server":
     """The page of the moment, made when it is asked for."""
     from opvi.app.learn import contents
     from opvi.app.learn._predicting import Learnt
@@ -205,7 +192,7 @@ def _served(learner: Any, folder: Path, port: int) -> Any:
         raise CommandError(f"`--watch {port}`: {error}") from None
 
 
-def _asked(options: argparse.Namespace) -> Any:
+def _asked(options: argparse.Namespace) -> "Asked":
     from opvi.app.learn import Settings
     from opvi.app.learn._starting import Asked
 
@@ -242,7 +229,7 @@ def _widths(text: str | None) -> tuple[int, ...] | None:
         raise CommandError(f"`--hidden` is {text!r}, but widths are needed, such as 50 or 100,50; or 'none'.") from None
 
 
-def _end(learner: Any, folder: Path) -> None:
+def _end(learner: "Learner", folder: Path) -> None:
     """The result, and what can be done with it."""
     from rich.console import Console
 
@@ -258,7 +245,7 @@ def _end(learner: Any, folder: Path) -> None:
 
 
 @contextmanager
-def _signals(stop: Any) -> Iterator[None]:
+def _signals(stop: "Stop") -> Iterator[None]:
     """SIGINT and SIGTERM end the run at the next good moment."""
     names = (signal.SIGINT, signal.SIGTERM)
     before = [signal.signal(name, stop) for name in names]
@@ -267,88 +254,3 @@ def _signals(stop: Any) -> Iterator[None]:
     finally:
         for name, handler in zip(names, before, strict=True):
             signal.signal(name, handler)
-
-
-@contextmanager
-def _told(folder: Path) -> Iterator[None]:
-    """Errors that the user can put right, without a traceback."""
-    from opvi.app.learn import RunError
-    from opvi.app.tables import TableError
-    from opvi.running._checkpoint import CheckpointError, LockedError
-
-    try:
-        yield
-    except (RunError, TableError, CheckpointError, LockedError) as error:
-        raise CommandError(str(error)) from None
-    except BrokenPipeError:  # whoever read the output has enough
-        sys.stdout = open(os.devnull, "w")  # noqa: PTH123, SIM115  # or Python complains when it flushes at the end
-    except OSError as error:
-        where = error.filename or folder
-        raise CommandError(
-            f"{where}: {error.strerror or error}. Choose another place or mend its permissions."
-        ) from None
-
-
-# --- predict and report -----------------------------------------------------------------------
-
-
-def predict(options: argparse.Namespace) -> int:
-    """Predictions for every row of a source."""
-    _needs()
-    one_blas_thread()
-    from opvi.app.learn import RunDirectory
-    from opvi.app.learn import predict as predictions
-    from opvi.app.learn._predicting import learnt
-    from opvi.app.tables import open_source
-    from opvi.app.tables._writing import Writer, format_of
-
-    try:
-        quantiles = [float(q) for q in options.quantiles.split(",") if q.strip()]
-    except ValueError:
-        raise CommandError(f"`--quantiles` is {options.quantiles!r}, but numbers are needed: 0.05,0.5,0.95.") from None
-    with _told(options.run):
-        known = learnt(RunDirectory(options.run))
-        for message in known.damaged:
-            print(f"{message} Passed over.", file=sys.stderr)
-        rows = bad = 0
-        with (
-            open_source(options.source, options.format) as source,
-            Writer(options.out, options.out_format or format_of(options.out)) as out,
-        ):
-            for columns, rejected in predictions(known, source, quantiles):
-                out.write(columns)
-                rows += len(columns["row"])
-                bad += len(rejected)
-                for one in rejected[: max(0, 3 - (bad - len(rejected)))]:
-                    print(f"row {one.row:,} has no prediction: {one.reason}", file=sys.stderr)
-    told = f", {bad:,} of them without a prediction" if bad else ""
-    print(f"{rows:,} rows{told}" + (f": {options.out}" if options.out != "-" else ""), file=sys.stderr)
-    return 0
-
-
-def report(options: argparse.Namespace) -> int:
-    """The page of a run."""
-    _needs()
-    one_blas_thread()
-    from opvi.app.learn import RunDirectory, contents
-    from opvi.app.learn._predicting import learnt
-    from opvi.app.report import page
-    from opvi.running._checkpoint import write_whole
-
-    out = options.out or options.run / "report.html"
-    with _told(options.run):
-        known = learnt(RunDirectory(options.run))
-        command = shlex.join(["opvi", "learn", "--run", str(options.run), "--resume"])
-        text = page(contents(known, options.run.resolve().name, command))
-        write_whole(out, [text.encode()])
-        out.chmod(0o644)
-    print(f"Written: {out}")
-    return 0
-
-
-def _needs() -> None:
-    need_rich()
-    try:
-        import pyarrow  # noqa: F401
-    except ImportError:
-        raise CommandError("this command needs pyarrow, which is not installed: pip install 'opvi[cli]'.") from None

@@ -1,0 +1,62 @@
+"""`opvi predict`."""
+
+import argparse
+import sys
+from pathlib import Path
+
+from opvi.app.cli._common import CommandError, Commands, check_libraries, explained, one_blas_thread
+
+
+def add_predict(commands: Commands) -> None:
+    """Add `opvi predict`: predictions of a run."""
+    command = commands.add_parser(
+        "predict",
+        help="predict with what a run has learnt",
+        description="One line for every row of SOURCE: mean, sd and quantiles, or the label and all probabilities. A "
+        "row that breaks the schema has gaps.",
+    )
+    command.add_argument("run", type=Path, metavar="RUN", help="the folder of a run")
+    command.add_argument("source", metavar="SOURCE", help="as for learn; the target's column is not needed")
+    command.add_argument(
+        "-o", "--out", default="-", metavar="OUT", help="CSV, JSON lines or Parquet (default: standard output)"
+    )
+    command.add_argument("--out-format", choices=("csv", "jsonl", "parquet"), help="determined by the name if omitted")
+    command.add_argument("--format", choices=("csv", "tsv", "jsonl", "parquet"), help="of SOURCE")
+    command.add_argument(
+        "--quantiles", default="0.05,0.5,0.95", metavar="Q,Q,…", help="of a regression (default: 0.05,0.5,0.95)"
+    )
+    command.set_defaults(handler=predict)
+
+
+def predict(options: argparse.Namespace) -> int:
+    """Write predictions for every row of a source."""
+    check_libraries()
+    one_blas_thread()
+    from opvi.app.learn import RunDirectory
+    from opvi.app.learn import predict as predictions
+    from opvi.app.learn._predicting import learnt
+    from opvi.app.tables import open_source
+    from opvi.app.tables._writing import Writer, format_of
+
+    try:
+        quantiles = [float(q) for q in options.quantiles.split(",") if q.strip()]
+    except ValueError:
+        raise CommandError(f"`--quantiles` is {options.quantiles!r}, but numbers are needed: 0.05,0.5,0.95.") from None
+    with explained(options.run):
+        known = learnt(RunDirectory(options.run))
+        for message in known.damaged:
+            print(f"{message} Passed over.", file=sys.stderr)
+        rows = bad = 0
+        with (
+            open_source(options.source, options.format) as source,
+            Writer(options.out, options.out_format or format_of(options.out)) as out,
+        ):
+            for columns, rejected in predictions(known, source, quantiles):
+                out.write(columns)
+                rows += len(columns["row"])
+                bad += len(rejected)
+                for one in rejected[: max(0, 3 - (bad - len(rejected)))]:
+                    print(f"row {one.row:,} has no prediction: {one.reason}", file=sys.stderr)
+    told = f", {bad:,} of them without a prediction" if bad else ""
+    print(f"{rows:,} rows{told}" + (f": {options.out}" if options.out != "-" else ""), file=sys.stderr)
+    return 0
