@@ -1,6 +1,6 @@
 r"""How good predictions are, and how far samples are from a distribution.
 
-Scores of predictions take what `opvi.predict` gives and the true y; distances of samples take
+Scores of predictions take what `opvi.predict` returns and the true y; distances of samples take
 `[n, d]` matrices.
 """
 
@@ -15,32 +15,38 @@ from opvi.flows.kernels import centred, median, squared_distances
 from opvi.predictive import Normal, Predictive, StudentT
 from opvi.types import Array, Particles, Scalar, Scores
 
+
+def _dot(a: Array, b: Array) -> Array:
+    """Return a product in full precision, which accelerators do not take unless told."""
+    return jnp.matmul(a, b, precision="highest")
+
+
 # --- predictions ------------------------------------------------------------------------------
 
 
 def rmse(predictive: Predictive, y: Array) -> Scalar:
-    """Root mean squared error of the predictive mean. Smaller is better."""
+    """Return the root mean squared error of the predictive mean. Smaller is better."""
     return jnp.sqrt(((predictive.mean() - predictive.aligned(y)) ** 2).mean())
 
 
 def log_predictive_density(predictive: Predictive, y: Array) -> Scalar:
-    """Mean log predictive density. Larger is better."""
+    """Return the mean log predictive density. Larger is better."""
     return predictive.log_density(y).mean()
 
 
 def accuracy(predictive: Predictive, y: Array) -> Scalar:
-    """Share of rows whose most probable class is the true one."""
+    """Return the share of rows whose most probable class is the true one."""
     return (predictive.classes() == predictive.aligned(y)).mean()
 
 
 def brier(predictive: Predictive, y: Array) -> Scalar:
-    r"""$\mathrm{mean} \sum_c (p_c - [y = c])^2$: 0 is perfect, 2 is surely wrong everywhere."""
+    r"""Return $\mathrm{mean} \sum_c (p_c - [y = c])^2$: 0 is perfect, 2 is certain and wrong everywhere."""
     p, y = predictive.probabilities(), predictive.aligned(y)
     return ((p - jax.nn.one_hot(y, p.shape[1], dtype=p.dtype)) ** 2).sum(1).mean()
 
 
 def expected_calibration_error(predictive: Predictive, y: Array, bins: int = 15) -> Scalar:
-    """Mean gap between confidence and accuracy, over equally wide bins of confidence, weighted by rows."""
+    """Return the mean gap between confidence and accuracy, over equally wide bins of confidence, weighted by rows."""
     p, y = predictive.probabilities(), predictive.aligned(y)
     confidence = p.max(1)
     right = (p.argmax(1) == y).astype(p.dtype)
@@ -50,7 +56,7 @@ def expected_calibration_error(predictive: Predictive, y: Array, bins: int = 15)
 
 
 def coverage(predictive: Predictive, y: Array, level: float = 0.9) -> Scalar:
-    """Share of rows inside the central interval of that level; equal to the level if calibrated."""
+    """Return the share of rows inside the central interval of that level; equal to the level if calibrated."""
     (low, high), y = predictive.interval(level), predictive.aligned(y)
     return ((low <= y) & (y <= high)).mean()
 
@@ -59,7 +65,7 @@ CRPS_LEVELS = 99  # quantiles that stand for a distribution without a closed for
 
 
 def crps(predictive: Predictive, y: Array) -> Scalar:
-    r"""Mean continuous ranked probability score; smaller is better. For a Gaussian mixture in closed form:
+    r"""Return the mean continuous ranked probability score; smaller is better. For a Gaussian mixture in closed form:
 
     $$\sum_i w_i A(y - \mu_i, \sigma_i^2) - \tfrac12 \sum_{ij} w_i w_j A(\mu_i - \mu_j, \sigma_i^2 + \sigma_j^2),
       \qquad A(m, s^2) = 2 s\, \phi(m/s) + m\, (2\Phi(m/s) - 1)$$
@@ -82,7 +88,7 @@ def crps(predictive: Predictive, y: Array) -> Scalar:
 
     def row(w: Array, mean: Array, variance: Array, y: Array) -> Array:  # one row at a time: n² memory, not n²·B
         spread = absolute_moment(mean[:, None] - mean[None, :], variance[:, None] + variance[None, :])
-        return w @ absolute_moment(y - mean, variance) - w @ spread @ w / 2
+        return _dot(w, absolute_moment(y - mean, variance)) - _dot(w, _dot(spread, w)) / 2
 
     return jax.lax.map(lambda a: row(*a), (weights.T, mean.T, variance.T, y.astype(mean.dtype))).mean()
 
@@ -91,12 +97,12 @@ def crps(predictive: Predictive, y: Array) -> Scalar:
 
 
 def ksd(particles: Particles, scores: Scores) -> Scalar:
-    r"""Kernel Stein discrepancy to the distribution with these scores, by the IMQ kernel. Smaller is better.
+    r"""Return the kernel Stein discrepancy to the distribution with these scores, by the IMQ kernel. Smaller is better.
 
     $$\mathrm{KSD}^2 = \tfrac{1}{n^2} \sum_{ij} k\, s_i \cdot s_j + 2 k' (x_i - x_j) \cdot (s_j - s_i)
       - 2 d k' - 4 r k''$$
 
-    with $k(r) = (1 + r)^{-1/2}$. It sees scale: whiten particles and scores first if their units differ.
+    with $k(r) = (1 + r)^{-1/2}$. It depends on scale: whiten particles and scores first if their units differ.
     """
     x = centred(particles)
     d = x.shape[1]
@@ -104,8 +110,8 @@ def ksd(particles: Particles, scores: Scores) -> Scalar:
     k = (1 + r) ** -0.5
     k1 = -0.5 * (1 + r) ** -1.5
     k2 = 0.75 * (1 + r) ** -2.5
-    inner = jnp.matmul(scores, scores.T, precision="highest")
-    cross = jnp.matmul(x, scores.T, precision="highest")  # x_i · s_j
+    inner = _dot(scores, scores.T)
+    cross = _dot(x, scores.T)  # x_i · s_j
     own = jnp.diagonal(cross)
     # (x_i - x_j)·(s_j - s_i) = x_i·s_j + x_j·s_i - x_i·s_i - x_j·s_j
     moved = cross + cross.T - own[:, None] - own[None, :]
@@ -113,7 +119,7 @@ def ksd(particles: Particles, scores: Scores) -> Scalar:
 
 
 def mmd(x: Particles, y: Particles, bandwidth: float | None = None) -> Scalar:
-    r"""Maximum mean discrepancy between two samples, kernel $e^{-r/h}$; h by the median of y if not given."""
+    r"""Return the maximum mean discrepancy of two samples, kernel $e^{-r/h}$; h by the median of y if omitted."""
     h = median()(y) * math.log(len(y)) if bandwidth is None else bandwidth
     origin = y.mean(0, keepdims=True)
     x, y = x - origin, y - origin
@@ -128,7 +134,7 @@ LARGEST_MATCHING = 8192  # rows of the assignment problem, whose cost grows with
 
 
 def wasserstein2(x: Particles | np.ndarray, y: Particles | np.ndarray) -> float:
-    """The 2-Wasserstein distance between two samples, exactly, by optimal assignment.
+    """Return the 2-Wasserstein distance between two samples, exactly, by optimal assignment.
 
     Samples of different size are repeated to a common one, which is the same distance.
     """

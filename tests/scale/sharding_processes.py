@@ -1,4 +1,4 @@
-"""Run by test_sharding.py, once for each of two processes: a run that is cut off, and one that goes on from there."""
+"""Run by test_sharding.py, once for each of two processes: a run that is cut off, and one that resumes there."""
 
 import json
 import os

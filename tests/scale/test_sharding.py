@@ -186,7 +186,7 @@ def test_a_killed_process_ends_the_other(cut_off):
     folder, statuses, said = cut_off
     assert statuses == [1, -signal.SIGKILL]
     assert "process 0 of 2 ends, because another one is gone" in said[0]
-    assert "goes on from its last checkpoint" in said[0]
+    assert "resumes from its last checkpoint" in said[0]
     assert sorted(path.name for path in folder.iterdir()) == ["round-0000000001", "round-0000000002"]
 
 
@@ -224,7 +224,7 @@ def test_damaged_states_are_refused(cut_off, tmp_path):
     for path in (folder / "round-0000000002").rglob("*"):
         if path.is_file():
             path.write_bytes(path.read_bytes()[:20])
-    with pytest.raises(opvi.running.CheckpointError, match=r"round-0000000002 is (no saved state, or a )?damaged"):
+    with pytest.raises(opvi.running.CheckpointError, match=r"round-0000000002 is (not a saved state, or is )?damaged"):
         distributed.resume(folder, sharding_processes.sampler()[1])
 
 

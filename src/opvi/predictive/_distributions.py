@@ -16,25 +16,25 @@ from opvi.types import Array, Key
 
 
 class Normal(NamedTuple):
-    """y ~ N(mean, variance), one number a row."""
+    """y ~ N(mean, variance), one number per row."""
 
     mean: Array
     variance: Array
 
     def log_density(self, y: Array) -> Array:
-        """The log density of y, row by row."""
+        """Return the log density of y, row by row."""
         return -0.5 * ((y - self.mean) ** 2 / self.variance + jnp.log(2 * math.pi * self.variance))
 
     def curvature(self, y: Array) -> tuple[Array, Array]:
-        """Gradient `[B, 1]` of the log density in the output, and a root `[B, 1, 1]` of its curvature."""
+        """Return the gradient `[B, 1]` of the log density in the output, and a root `[B, 1, 1]` of its curvature."""
         return ((y - self.mean) / self.variance)[:, None], jax.lax.rsqrt(self.variance)[:, None, None]
 
     def cdf(self, y: Array) -> Array:
-        """P(Y ≤ y), row by row."""
+        """Return P(Y ≤ y), row by row."""
         return norm.cdf((y - self.mean) / jnp.sqrt(self.variance))
 
     def sample(self, key: Key) -> Array:
-        """One draw of y a row."""
+        """Return one draw of y per row."""
         noise = jax.random.normal(key, self.mean.shape, self.mean.dtype)
         return self.mean + jnp.sqrt(self.variance) * noise
 
@@ -55,13 +55,13 @@ class StudentT(NamedTuple):
     spread: Array  # the part of the variance that comes from not knowing the parameters
 
     def _standard(self, y: Array) -> tuple[Array, Array, Array]:
-        """The residual over the scale, the scale, and degrees of freedom that are safe to compute with."""
+        """Return the residual over the scale, the scale, and degrees of freedom that are safe to compute with."""
         finite = jnp.minimum(self.dof, LARGEST_DOF)
         scale = jnp.sqrt(self.variance * jnp.where(jnp.isinf(self.dof), 1, (finite - 2) / finite))
         return (y - self.mean) / scale, scale, finite
 
     def log_density(self, y: Array) -> Array:
-        """The log density of y, row by row."""
+        """Return the log density of y, row by row."""
         z, scale, nu = self._standard(y)
         constant = gammaln((nu + 1) / 2) - gammaln(nu / 2) - 0.5 * jnp.log(nu * math.pi)
         tails = constant - (nu + 1) / 2 * jnp.log1p(z**2 / nu)
@@ -69,7 +69,7 @@ class StudentT(NamedTuple):
         return jnp.where(jnp.isinf(self.dof), normal, tails) - jnp.log(scale)
 
     def cdf(self, y: Array) -> Array:
-        """P(Y ≤ y), row by row."""
+        """Return P(Y ≤ y), row by row."""
         z, _, nu = self._standard(y)
         sine = z * jax.lax.rsqrt(nu + z**2)
         total, term = jnp.zeros_like(sine), jnp.ones_like(sine)
@@ -79,7 +79,7 @@ class StudentT(NamedTuple):
         return jnp.where(jnp.isinf(self.dof), norm.cdf(z), 0.5 + 0.5 * sine * total)
 
     def sample(self, key: Key) -> Array:
-        """One draw of y a row."""
+        """Return one draw of y per row."""
         one, two = jax.random.split(key)
         z = jax.random.normal(one, self.mean.shape, self.mean.dtype)
         _, scale, nu = self._standard(self.mean)
@@ -94,22 +94,22 @@ class Bernoulli(NamedTuple):
     logit: Array
 
     def log_density(self, y: Array) -> Array:
-        """The log density of y, row by row; NaN where y is neither 0 nor 1."""
+        """Return the log density of y, row by row; NaN where y is neither 0 nor 1."""
         y = y.astype(self.logit.dtype)
         density = y * jax.nn.log_sigmoid(self.logit) + (1 - y) * jax.nn.log_sigmoid(-self.logit)
         return jnp.where((y == 0) | (y == 1), density, jnp.nan)
 
     def curvature(self, y: Array) -> tuple[Array, Array]:
-        """Gradient `[B, 1]` of the log density in the logit, and a root `[B, 1, 1]` of its curvature."""
+        """Return the gradient `[B, 1]` of the log density in the logit, and a root `[B, 1, 1]` of its curvature."""
         p = jax.nn.sigmoid(self.logit)
         return (y.astype(p.dtype) - p)[:, None], jnp.sqrt(p * (1 - p))[:, None, None]
 
     def log_probabilities(self) -> Array:
-        """Log probabilities of the classes, on a last axis."""
+        """Return log probabilities of the classes, on a last axis."""
         return jnp.stack([jax.nn.log_sigmoid(-self.logit), jax.nn.log_sigmoid(self.logit)], -1)
 
     def sample(self, key: Key) -> Array:
-        """One draw of y a row."""
+        """Return one draw of y per row."""
         return jax.random.bernoulli(key, jax.nn.sigmoid(self.logit)).astype(jnp.int32)
 
 
@@ -119,7 +119,7 @@ class Categorical(NamedTuple):
     logits: Array  # [..., C]
 
     def log_density(self, y: Array) -> Array:
-        """The log density of y, row by row; NaN where y is no class."""
+        """Return the log density of y, row by row; NaN where y is not a class."""
         log_p = self.log_probabilities()
         label = jnp.broadcast_to(y.astype(jnp.int32), log_p.shape[:-1])
         known = (label >= 0) & (label < log_p.shape[-1])
@@ -127,7 +127,7 @@ class Categorical(NamedTuple):
         return jnp.where(known, chosen, jnp.nan)
 
     def curvature(self, y: Array) -> tuple[Array, Array]:
-        """Gradient `[B, C]` of the log density in the logits, and a root `[B, C, C]` of its curvature."""
+        """Return the gradient `[B, C]` of the log density in the logits, and a root `[B, C, C]` of its curvature."""
         p = jax.nn.softmax(self.logits, -1)
         root = jnp.sqrt(p)
         chosen = jax.nn.one_hot(y, p.shape[-1], dtype=p.dtype)
@@ -136,11 +136,11 @@ class Categorical(NamedTuple):
         ]
 
     def log_probabilities(self) -> Array:
-        """Log probabilities of the classes, on a last axis."""
+        """Return log probabilities of the classes, on a last axis."""
         return jax.nn.log_softmax(self.logits, -1)
 
     def sample(self, key: Key) -> Array:
-        """One draw of y a row."""
+        """Return one draw of y per row."""
         return jax.random.categorical(key, self.logits)
 
 

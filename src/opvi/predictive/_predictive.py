@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Callable
-from typing import Any, NamedTuple, Protocol
+from typing import NamedTuple, Protocol
 
 import jax
 import jax.numpy as jnp
@@ -10,7 +10,7 @@ import numpy as np
 from jax.scipy.special import logsumexp
 
 from opvi.predictive._distributions import Bernoulli, Categorical, Continuous, Distribution, Normal, StudentT
-from opvi.types import Array, Key, Params, Particles, Scalar
+from opvi.types import Array, ArrayLike, Key, Params, Particles, Scalar, Tree
 
 QUANTILE_STEPS = 60  # halvings of the bracket; more than a float's digits
 
@@ -47,19 +47,19 @@ class Predictive(NamedTuple):
         return self.components
 
     def log_mixture_weights(self) -> Array:
-        """Of the components, normalised: `[n, 1]` or `[n, B]`."""
+        """Return the normalised log weights of the components: `[n, 1]` or `[n, B]`."""
         first = jax.tree.leaves(self.components)[0]
         if self.log_weights is None:
             return jnp.full((len(first), 1), -math.log(len(first)), first.dtype)
         return self.log_weights.reshape(len(first), -1)
 
     def _average(self, values: Array) -> Array:
-        """Over components: `[n, B, ...]` to `[B, ...]`."""
+        """Return the weighted mean over components: `[n, B, ...]` to `[B, ...]`."""
         weights = jnp.exp(self.log_mixture_weights())
         return (weights.reshape(*weights.shape, *(1,) * (values.ndim - 2)) * values).sum(0)
 
-    def aligned(self, y: Any) -> Array:
-        """y as an array with one value a row; anything else would broadcast to a wrong answer without a word."""
+    def aligned(self, y: ArrayLike) -> Array:
+        """Return y as an array with one value per row; anything else would silently broadcast to a wrong answer."""
         rows = jax.tree.leaves(self.components)[0].shape[1]
         y = jnp.asarray(y)
         if y.shape != (rows,):
@@ -67,21 +67,21 @@ class Predictive(NamedTuple):
         return y
 
     def mean(self) -> Array:
-        """The predictive mean; for a Bernoulli head, the probability of 1."""
+        """Return the predictive mean; for a Bernoulli head, the probability of 1."""
         if isinstance(self.components, Normal | StudentT):
             return self._average(self.components.mean)
         if isinstance(self.components, Bernoulli):
             return self.probabilities()[:, 1]
-        raise TypeError("the mean of class indices means nothing. Use `probabilities()` or `classes()`.")
+        raise TypeError("the mean of class indices has no meaning. Use `probabilities()` or `classes()`.")
 
     def sd(self) -> Array:
-        """The predictive standard deviation: parameters and noise."""
+        """Return the predictive standard deviation: parameters and noise."""
         self._continuous("a standard deviation")
         parts = self.uncertainty()
         return jnp.sqrt(parts.epistemic + parts.aleatoric)
 
     def uncertainty(self) -> Uncertainty:
-        """Epistemic and aleatoric parts, row by row."""
+        """Return the epistemic and aleatoric parts, row by row."""
         if isinstance(self.components, Normal | StudentT):
             c = self.components
             spread = self._average(c.spread) if isinstance(c, StudentT) else jnp.zeros((), c.mean.dtype)
@@ -93,18 +93,18 @@ class Predictive(NamedTuple):
         return Uncertainty(jnp.maximum(total - aleatoric, 0), aleatoric)
 
     def log_density(self, y: Array) -> Array:
-        """The log predictive density of y, row by row."""
+        """Return the log predictive density of y, row by row."""
         if self.temperature is not None:
             return Categorical(self.log_probabilities()).log_density(self.aligned(y))
         values = self.components.log_density(self.aligned(y)[None])
         return logsumexp(values + self.log_mixture_weights(), axis=0)
 
     def cdf(self, y: Array) -> Array:
-        """P(Y ≤ y), row by row; uniform over rows if the model is calibrated."""
+        """Return P(Y ≤ y), row by row; uniform over rows if the model is calibrated."""
         return self._average(self._continuous("a distribution function").cdf(jnp.asarray(y)[None]))
 
-    def quantile(self, q: Any) -> Array:
-        """Quantiles of the mixture (not of its Gaussian approximation): shape `[B]`, or `[len(q), B]`."""
+    def quantile(self, q: ArrayLike) -> Array:
+        """Return quantiles of the mixture (not of its Gaussian approximation): shape `[B]`, or `[len(q), B]`."""
         mean = self._continuous("a quantile").mean
         known = np.asarray(q)  # not a JAX array: the check works inside a compiled function as well
         if not ((known > 0) & (known < 1)).all():
@@ -125,7 +125,7 @@ class Predictive(NamedTuple):
         return ((low + high) / 2).reshape(*q.shape, -1)
 
     def interval(self, coverage: float = 0.9) -> tuple[Array, Array]:
-        """The central interval that holds y with probability `coverage`."""
+        """Return the central interval that holds y with probability `coverage`."""
         if not 0 < coverage < 1:
             raise ValueError(f"`coverage` is {coverage}, but must lie strictly between 0 and 1.")
         low, high = self.quantile([(1 - coverage) / 2, (1 + coverage) / 2])
@@ -135,20 +135,20 @@ class Predictive(NamedTuple):
         return log_p if self.temperature is None else jax.nn.log_softmax(log_p / self.temperature, -1)
 
     def log_probabilities(self) -> Array:
-        """Log class probabilities, `[B, C]`."""
+        """Return log class probabilities, `[B, C]`."""
         log_p = self._discrete().log_probabilities()
         return self._tempered(logsumexp(log_p + self.log_mixture_weights()[..., None], axis=0))
 
     def probabilities(self) -> Array:
-        """Class probabilities, `[B, C]`."""
+        """Return class probabilities, `[B, C]`."""
         return jnp.exp(self.log_probabilities())
 
     def classes(self) -> Array:
-        """The most probable class of each row."""
+        """Return the most probable class of each row."""
         return self.log_probabilities().argmax(-1)
 
     def sample(self, key: Key, draws: int) -> Array:
-        """`draws` draws of y at every row: `[draws, B]`; each from a particle picked at random by its weight."""
+        """Return draws of y at every row, `[draws, B]`, each from a particle picked at random by its weight."""
         pick, noise = jax.random.split(key)
         if self.temperature is not None:
             logits = self.log_probabilities()
@@ -170,7 +170,7 @@ class PredictsRows(Protocol):
     """What `predict` needs of a target."""
 
     @property
-    def predict(self) -> Callable[[Params, Any], Distribution] | None:
+    def predict(self) -> Callable[[Params, Tree], Distribution] | None:
         """What the model says about y at inputs x."""
 
     @property
@@ -178,8 +178,8 @@ class PredictsRows(Protocol):
         """A vector as the model's parameters."""
 
 
-def predict(target: PredictsRows, particles: Particles, x: Any) -> Predictive:
-    """The posterior predictive at inputs x.
+def predict(target: PredictsRows, particles: Particles, x: Tree) -> Predictive:
+    """Return the posterior predictive at inputs x.
 
     Args:
         target: one with `predict`: every ready-made regression and classification model has it.

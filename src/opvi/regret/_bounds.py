@@ -1,17 +1,18 @@
 r"""What the theory promises of $R(T)$: Theorem 1 as printed, corrected, by orders, and tight.
 
 All bounds are on the expected regret of online gradient descent, and take the rounds' gradient errors
-$\epsilon_t$ ($E\|e_t\|^2 \le \epsilon_t^2$) and the path length $V_T$ so far; they give one number for every T.
+$\epsilon_t$ ($E\|e_t\|^2 \le \epsilon_t^2$) and the path length $V_T$ so far; they return one number per T.
 """
 
 import math
-from typing import Any
 
 import numpy as np
 
+from opvi.types import ArrayLike
 
-def printed_bound(errors: Any, path: Any, *, step: float, smoothness: float, diameter: float) -> np.ndarray:
-    r"""Theorem 1 as printed. It rests on a false lemma (see `lemma_bound`) and is no valid bound.
+
+def printed_bound(errors: ArrayLike, path: ArrayLike, *, step: float, smoothness: float, diameter: float) -> np.ndarray:
+    r"""Return Theorem 1 as printed. It rests on a false lemma (see `lemma_bound`) and is not a valid bound.
 
     $$\frac{R}{\xi} \Big(R + \sum_t \sqrt{2\alpha^2\epsilon_t^2 + 2\alpha\epsilon_t R} + V_T\Big), \qquad
       \xi = 2\alpha - 4L\alpha^2$$
@@ -22,8 +23,10 @@ def printed_bound(errors: Any, path: Any, *, step: float, smoothness: float, dia
     return corrected_bound(errors, path, step=step, smoothness=smoothness, diameter=diameter) / 2
 
 
-def corrected_bound(errors: Any, path: Any, *, step: float, smoothness: float, diameter: float) -> np.ndarray:
-    r"""Theorem 1 with Lemma 1 put right: twice what is printed. Errors may be biased.
+def corrected_bound(
+    errors: ArrayLike, path: ArrayLike, *, step: float, smoothness: float, diameter: float
+) -> np.ndarray:
+    r"""Return Theorem 1 with Lemma 1 corrected: twice what is printed. Errors may be biased.
 
     $$\frac{2R}{\xi} \Big(R + \sum_t \sqrt{2\alpha^2\epsilon_t^2 + 2\alpha\epsilon_t R} + V_T\Big), \qquad
       \xi = 2\alpha - 4L\alpha^2$$
@@ -37,13 +40,13 @@ def corrected_bound(errors: Any, path: Any, *, step: float, smoothness: float, d
     return 2 * R / (2 * a - 4 * smoothness * a**2) * (R + per_round + V)
 
 
-def order_bound(errors: Any, path: Any, *, step: float, smoothness: float, diameter: float) -> np.ndarray:
-    r"""The corrected theorem in terms of $E_T$ alone, which shows its order: $\max(1, \sqrt{T E_T}, V_T)$.
+def order_bound(errors: ArrayLike, path: ArrayLike, *, step: float, smoothness: float, diameter: float) -> np.ndarray:
+    r"""Return the corrected theorem in terms of $E_T$ alone, which shows its order: $\max(1, \sqrt{T E_T}, V_T)$.
 
     $$\frac{2R}{\xi} \Big(R + \sqrt2\, \alpha E_T + \sqrt{2 \alpha R\, T E_T} + V_T\Big), \qquad
       \xi = 2\alpha - 4L\alpha^2$$
 
-    The paper prints the order $\max(1, E_T, V_T)$, which its proof does not give.
+    The paper prints the order $\max(1, E_T, V_T)$, which its proof does not support.
 
     Assumes: what `corrected_bound` does.
     """
@@ -54,8 +57,10 @@ def order_bound(errors: Any, path: Any, *, step: float, smoothness: float, diame
     return 2 * R / xi * (R + math.sqrt(2) * a * E + np.sqrt(2 * a * R * T * E) + V)
 
 
-def tight_bound(errors: Any, path: Any, *, step: Any, smoothness: float, diameter: float) -> np.ndarray:
-    r"""The bound for unbiased errors, whose order is $\max(1, \sum_t \epsilon_t^2, V_T)$.
+def tight_bound(
+    errors: ArrayLike, path: ArrayLike, *, step: ArrayLike, smoothness: float, diameter: float
+) -> np.ndarray:
+    r"""Return the bound for unbiased errors, whose order is $\max(1, \sum_t \epsilon_t^2, V_T)$.
 
     $$\frac{R^2 + 2 R V_T + \alpha^2 \sum_t \epsilon_t^2}{2\alpha - 2L\alpha^2}, \quad\text{for steps that shrink}\quad
       \frac{R^2/\alpha_T + 2 R V_T/\alpha_T + \sum_t \alpha_t \epsilon_t^2}{2 - 2L\alpha_1}$$
@@ -75,7 +80,7 @@ def tight_bound(errors: Any, path: Any, *, step: Any, smoothness: float, diamete
     if steps.shape != e.shape or (np.diff(steps) > 0).any():
         raise ValueError(
             f"`step` has shape {steps.shape}{' and grows' if steps.shape == e.shape else ''}, but must be a number, or "
-            f"{len(e)} numbers that never grow, one a round."
+            f"{len(e)} numbers that never grow, one per round."
         )
     _step(float(steps.min()), smoothness, 1)
     largest, R = _step(float(steps[0]), smoothness, 1), _diameter(diameter)
@@ -83,9 +88,16 @@ def tight_bound(errors: Any, path: Any, *, step: Any, smoothness: float, diamete
 
 
 def lemma_bound(
-    distance: Any, gap: Any, error: Any, *, step: float, smoothness: float, diameter: float, printed: bool = False
+    distance: ArrayLike,
+    gap: ArrayLike,
+    error: ArrayLike,
+    *,
+    step: float,
+    smoothness: float,
+    diameter: float,
+    printed: bool = False,
 ) -> np.ndarray:
-    r"""How far a step's end is from the comparator at most: Lemma 1, corrected or as printed.
+    r"""Return the largest distance from a step's end to the comparator: Lemma 1, corrected or as printed.
 
     $$E\|w_{t+1} - w^*_t\| \le \|w_t - w^*_t\| - \frac{\xi}{2R} \big(f_t(w_t) - f_t(w^*_t)\big)
       + \sqrt{2\alpha^2\epsilon_t^2 + 2\alpha\epsilon_t R}$$
@@ -106,12 +118,12 @@ def lemma_bound(
     return d - xi / (R if printed else 2 * R) * g + np.sqrt(2 * a**2 * e**2 + 2 * a * e * R)
 
 
-def _sums(errors: Any, path: Any) -> tuple[np.ndarray, np.ndarray]:
+def _sums(errors: ArrayLike, path: ArrayLike) -> tuple[np.ndarray, np.ndarray]:
     e = np.asarray(errors, float)
     if e.ndim != 1 or not len(e) or not (np.isfinite(e) & (e >= 0)).all():
         raise ValueError(
-            f"`errors` has shape {e.shape}, but must be finite numbers of at least 0, one a round: `account.error`, or "
-            "its root mean square over runs."
+            f"`errors` has shape {e.shape}, but must be finite numbers of at least 0, one per round: `account.error`, "
+            "or its root mean square over runs."
         )
     V = np.broadcast_to(np.asarray(path, float), e.shape) if np.ndim(path) == 0 else np.asarray(path, float)
     if V.shape != e.shape or not (np.isfinite(V) & (V >= 0)).all() or (np.diff(V) < 0).any():
@@ -122,7 +134,7 @@ def _sums(errors: Any, path: Any) -> tuple[np.ndarray, np.ndarray]:
 
 
 def _step(step: float, smoothness: float, factor: int) -> float:
-    """The step, which must be below 1/L (for the tight bound) or 1/(2L)."""
+    """Return the step, which must be below 1/L (for the tight bound) or 1/(2L)."""
     if not 0 < smoothness < math.inf:
         raise ValueError(
             f"`smoothness` is {smoothness!r}, but the bound needs a finite L above 0. Estimate it: "

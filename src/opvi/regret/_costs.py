@@ -1,16 +1,18 @@
 r"""The true cost of every round: what its batch was drawn from, and the point that minimises it."""
 
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
 from opvi.flows.schedules import vanishing
-from opvi.running._stream import row_count, without_bad_rows
+from opvi.running._rows import row_count, without_bad_rows
 from opvi.targets import Target
-from opvi.types import Array, Data, Schedule
+from opvi.types import Array, ArrayLike, Data, Schedule, Tree
+
+PerRound = ArrayLike | Callable[[int], ArrayLike]  # a value, or a function of the round t = 1, 2, …
 
 
 class Cost(NamedTuple):
@@ -19,12 +21,12 @@ class Cost(NamedTuple):
     Made by `quadratic` or `pool`. Everything is float64 on the host, and batched over k rounds.
     """
 
-    statistics: Callable[[np.ndarray], Any]  # rounds [k] -> leaves [k, ...]
-    evaluate: Callable[[Any, np.ndarray, np.ndarray], tuple[np.ndarray, np.ndarray]]
+    statistics: Callable[[np.ndarray], Tree]  # rounds [k] -> leaves [k, ...]
+    evaluate: Callable[[Tree, np.ndarray, np.ndarray], tuple[np.ndarray, np.ndarray]]
     # statistics, η [k], w [k, n, d] -> f [k, n] and the gradient of c alone, [k, n, d]
-    minimise: Callable[[Any, np.ndarray, np.ndarray], tuple[np.ndarray, np.ndarray]]
+    minimise: Callable[[Tree, np.ndarray, np.ndarray], tuple[np.ndarray, np.ndarray]]
     # statistics, η [k], a start [d] -> w* [k, d] and the norm of the gradient of f there, [k]
-    curvature: Callable[[Any, np.ndarray, np.ndarray], np.ndarray]
+    curvature: Callable[[Tree, np.ndarray, np.ndarray], np.ndarray]
     # statistics, η [k], w [k, d] -> the largest eigenvalue of the Hessian of f there, [k]
     dim: int
     closed_form: bool
@@ -39,7 +41,7 @@ class Quadratic(NamedTuple):
 
 
 def quadratic_part(function: Callable[[Array], Array], d: int) -> Quadratic | None:
-    """The coefficients of a function that is quadratic in d parameters; None for one that is not."""
+    """Return the coefficients of a function that is quadratic in d parameters; None for one that is not."""
     # Anything else betrays itself where its slope is not the one predicted from 0.
     away = np.random.default_rng(0).normal(size=d)
 
@@ -57,16 +59,16 @@ def quadratic_part(function: Callable[[Array], Array], d: int) -> Quadratic | No
     return Quadratic(hessian, -gradient, value)
 
 
-def quadratic(target: Target, hessian: Any, centre: Any, floor: Any = 0.0) -> Cost:
-    r"""$c_t(w) = \tfrac12 (w - \theta_t)^\top H_t (w - \theta_t) + k_t$: closed-form comparators.
+def quadratic(target: Target, hessian: PerRound, centre: PerRound, floor: PerRound = 0.0) -> Cost:
+    r"""Return the cost $c_t(w) = \tfrac12 (w - \theta_t)^\top H_t (w - \theta_t) + k_t$: closed-form comparators.
 
     A linear-Gaussian model whose rows have $E[xx^\top] = S$ and noise $\sigma^2$ has $H = S/\sigma^2$.
 
     Args:
         target: for its prior, which must be Gaussian.
         hessian: $H_t$, a matrix or a function of the round t = 1, 2, …
-        centre: $\theta_t$, likewise.
-        floor: $k_t$, likewise.
+        centre: $\theta_t$, a vector or a function of t.
+        floor: $k_t$, a number or a function of t.
     """
     prior = quadratic_part(lambda v: -target.log_prior(target.unravel(v)), target.dim)
     if prior is None:
@@ -94,8 +96,8 @@ def quadratic(target: Target, hessian: Any, centre: Any, floor: Any = 0.0) -> Co
     return _of_quadratics(statistics, prior)
 
 
-def _of_round(name: str, given: Any, shape: tuple[int, ...]) -> Callable[[int], np.ndarray]:
-    """A value or a function of t as a function of t, checked."""
+def _of_round(name: str, given: PerRound, shape: tuple[int, ...]) -> Callable[[int], np.ndarray]:
+    """Return a value or a function of t as a function of t, checked."""
 
     def at(t: int) -> np.ndarray:
         value = np.asarray(given(int(t)) if callable(given) else given, float)
@@ -141,14 +143,14 @@ def _of_quadratics(statistics: Callable[[np.ndarray], Quadratic], prior: Quadrat
 def pool(
     target: Target,
     data: Data,
-    weights: Callable[[int], Any] | None = None,
+    weights: Callable[[int], ArrayLike] | None = None,
     *,
     tolerance: float = 1e-7,
 ) -> Cost:
-    r"""$c_t(w) = -\sum_i a_i(t) \log p(r_i \mid w)$: the rows that batches were drawn from.
+    r"""Return the cost $c_t(w) = -\sum_i a_i(t) \log p(r_i \mid w)$ of the rows that batches were drawn from.
 
-    Where nothing moves and the model is linear-Gaussian, comparators have a closed form. Otherwise a trust-region
-    Newton method (scipy's) finds them, started at the round before's, and the gradient's norm it reached is reported.
+    Where nothing moves and the model is linear-Gaussian, comparators have a closed form. Otherwise scipy's
+    trust-region Newton method finds them, starting from the previous round's, and reports the gradient norm it reached.
 
     Args:
         target: gives each row's log likelihood, and the prior.
@@ -184,14 +186,14 @@ def pool(
     return _by_solver(lambda rounds: _weights(weights, rows, rounds), of_rows, whole, target.dim, tolerance)
 
 
-def _weights(weights: Callable[[int], Any] | None, rows: int, rounds: np.ndarray) -> np.ndarray:
+def _weights(weights: Callable[[int], ArrayLike] | None, rows: int, rounds: np.ndarray) -> np.ndarray:
     if weights is None:
         return np.full(len(rounds), 1 / rows)  # one number for all rows alike, however many there are
     a = np.stack([np.asarray(weights(int(t)), float) for t in rounds])
     if a.shape[1:] != (rows,) or not (a >= 0).all() or not np.allclose(a.sum(1), 1, atol=1e-6):
         raise ValueError(
             f"`weights` gave shape {a.shape[1:]} and a sum of {float(a.sum(1)[0]):.6g} in round {rounds[0]}, but must "
-            f"give {rows} numbers of at least 0 that sum to 1, one a row of the pool. Divide them by their sum."
+            f"give {rows} numbers of at least 0 that sum to 1, one per row of the pool. Divide them by their sum."
         )
     return a
 
@@ -203,7 +205,7 @@ def _by_solver(
     dim: int,
     tolerance: float,
 ) -> Cost:
-    """Round by round: a warm start is worth more than a batch."""
+    """Solve round by round: a warm start is worth more than a batch of rounds."""
     from scipy.optimize import minimize  # not loaded with opvi: few need it
 
     at = jax.jit(
@@ -253,23 +255,25 @@ def _by_solver(
 
 
 def prior_weights(prior_weight: Schedule, rounds: np.ndarray) -> np.ndarray:
-    """$\\eta_t$ of these rounds."""
+    """Return $\\eta_t$ of these rounds."""
     t = rounds.astype(float)
-    value: Any = prior_weight(t) if callable(prior_weight) else prior_weight  # type: ignore[arg-type]
+    value: ArrayLike = prior_weight(t) if callable(prior_weight) else prior_weight  # type: ignore[arg-type]
     return np.broadcast_to(np.asarray(value, float), t.shape)
 
 
-def smoothness(cost: Cost, rounds: Any, points: Any = None, prior_weight: Schedule = vanishing) -> float:
-    r"""An estimate of L: the largest eigenvalue of the Hessian of $c_t + \eta_t c_0$ over these rounds and points.
+def smoothness(
+    cost: Cost, rounds: ArrayLike, points: ArrayLike | None = None, prior_weight: Schedule = vanishing
+) -> float:
+    r"""Return an estimate of L, the largest eigenvalue of the Hessian of $c_t + \eta_t c_0$ over rounds and points.
 
-    Exact for quadratic costs. Elsewhere it is a lower bound of L unless the points include the place of largest
+    Exact for quadratic costs. Otherwise it is a lower bound of L unless the points include the place of largest
     curvature; for logistic regression that is 0, the default.
 
     Args:
         cost: of the rounds.
-        rounds: those looked at, e.g. `history.round[::100]`. The prior weighs most in round 1.
-        points: `[m, d]`; the origin if not given.
-        prior_weight: $\eta_t$; the paper's $6/(\pi^2 t^2)$ if not given.
+        rounds: those considered, e.g. `history.round[::100]`. The prior weighs most in round 1.
+        points: `[m, d]`; the origin if omitted.
+        prior_weight: $\eta_t$; the paper's $6/(\pi^2 t^2)$ if omitted.
     """
     t = np.atleast_1d(np.asarray(rounds, int))
     if not len(t) or t.min() < 1:

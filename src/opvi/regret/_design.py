@@ -1,18 +1,19 @@
 r"""Choosing batch sizes: what a schedule costs in rows, and what gradient error it leaves."""
 
-from collections.abc import Mapping
-from typing import Any, NamedTuple
+from collections.abc import Callable, Mapping
+from typing import NamedTuple
 
 import numpy as np
 
-from opvi.flows.schedules import as_batch_rule
+from opvi.flows.schedules import BatchRule, as_batch_rule
 from opvi.running._stream import rows_of_round
+from opvi.types import ArrayLike
 
 
 class Design(NamedTuple):
-    """What to expect of a batch-size rule, one entry for every T."""
+    """What to expect of a batch-size rule, one entry per T."""
 
-    rows: np.ndarray  # [T]: used in all
+    rows: np.ndarray  # [T]: used in total
     error: np.ndarray  # [T]: ε_t
     error_sum: np.ndarray  # [T]: E_T
     squared_error_sum: np.ndarray  # [T]: Σ ε²
@@ -20,8 +21,15 @@ class Design(NamedTuple):
     unbiased_order: np.ndarray  # [T]: max(1, Σ ε², V_T), for errors of mean 0, as those of drawn batches are
 
 
-def design(batch_size: Any, rounds: int, spread: float, *, total: int | None = None, path: Any = 0.0) -> Design:
-    r"""What a batch-size rule will cost and leave over T rounds.
+def design(
+    batch_size: int | BatchRule | Callable[[int], int],
+    rounds: int,
+    spread: float,
+    *,
+    total: int | None = None,
+    path: ArrayLike = 0.0,
+) -> Design:
+    r"""Return the rows that a batch-size rule will take over T rounds, and the errors that it will leave.
 
     $$\epsilon_t = \Lambda \sqrt{1/B_t - 1/N}, \qquad E_T = \sum_{t \le T} \epsilon_t$$
 
@@ -30,9 +38,9 @@ def design(batch_size: Any, rounds: int, spread: float, *, total: int | None = N
     Args:
         batch_size: a number or a rule, as `opvi.stream` takes it.
         rounds: T.
-        spread: $\Lambda$, e.g. the last one that `watch_noise` or `watch` saw.
-        total: N, if batches are drawn without replacement from so many rows; None for an endless source.
-        path: $V_T$, a number or one for every T, if the posterior moves.
+        spread: $\Lambda$, e.g. the last one that `watch_noise` or `watch` measured.
+        total: N, if batches are drawn without replacement from N rows; None for an endless source.
+        path: $V_T$, a number or one per T, if the posterior moves.
     """
     if rounds < 1:
         raise ValueError(f"`rounds` is {rounds}, but must be at least 1.")
@@ -49,8 +57,8 @@ def design(batch_size: Any, rounds: int, spread: float, *, total: int | None = N
     return Design(np.cumsum(sizes), error, E, squares, proved, np.maximum(np.maximum(1, squares), V))
 
 
-def slope(values: Any, first: int, last: int | None = None) -> float:
-    """The slope of log value against log T, over T = first, 2·first, 4·first, … up to `last`."""
+def slope(values: ArrayLike, first: int, last: int | None = None) -> float:
+    """Return the slope of log value against log T, over T = first, 2·first, 4·first, … up to `last`."""
     y = np.asarray(values, float)
     last = len(y) if last is None else last
     if not 2 <= 2 * first <= last <= len(y):
@@ -63,7 +71,7 @@ def slope(values: Any, first: int, last: int | None = None) -> float:
 
 
 def design_table(designs: Mapping[str, Design]) -> str:
-    """Designs side by side at their last round, as a Markdown table; slopes over the last factor of 4 in T."""
+    """Return designs side by side at their last round, as a Markdown table; slopes over the last factor of 4 in T."""
     lines = [
         "| batches | rows | E_T | slope | Σε² | slope | order, any errors | order, unbiased |",
         "|---" + "|---:" * 7 + "|",

@@ -1,6 +1,6 @@
 r"""Regret of points: a callback that keeps account of every round's cost, comparator and gradient error."""
 
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -8,15 +8,16 @@ import numpy as np
 
 from opvi.flows.schedules import vanishing
 from opvi.regret._costs import Cost, prior_weights
+from opvi.regret._following import Following, of_target
 from opvi.running._run import Chunk
 from opvi.targets import Target, cast, check_batch
-from opvi.types import Array, Batch, Schedule
+from opvi.types import Array, Batch, Data, Schedule, State, Tree
 
 SPREAD_PARTICLES = 4  # of which every row's own gradient is taken; all have that of the batch
 
 
 class Noise(NamedTuple):
-    """How noisy a stream's gradients are, one entry a round."""
+    """How noisy a stream's gradients are, one entry per round."""
 
     rows: np.ndarray  # [T]: B_t
     spread: np.ndarray  # [T]: Λ, from the rows of all rounds so far; NaN until a batch had two rows
@@ -25,7 +26,7 @@ class Noise(NamedTuple):
 
 
 class Regret(NamedTuple):
-    """The account of a run, one entry a round; sums are from the first round watched on."""
+    """The account of a run, one entry per round; sums start at the first round watched."""
 
     cost: np.ndarray  # [T]: c_t(w_t) + η_t c_0(w_t) before the round's batch was seen, mean over particles
     best: np.ndarray  # [T]: the same at the comparator
@@ -49,26 +50,21 @@ class _Recorded(NamedTuple):
     rows: Array
 
 
-class _Noise:
-    """What `watch_noise` gives: the part that looks at batches alone."""
+class _Noise(Following):
+    """What `watch_noise` returns: the part that looks at batches alone."""
 
     def __init__(self, target: Target):
         self.target = target
-        self.last = 0  # the last round watched
-        self.scatter = self.freedom = self.expected = 0.0
+        super().__init__()
 
-    def record(self, before: Any, after: Any, batch: Batch) -> _Recorded:
-        """Compiled into the loop: the batch's gradients where the round began, and how its rows' scatter."""
-        target, x = self.target, before.particles
-        if x.ndim != 2 or x.shape[1] != target.dim:
-            raise ValueError(
-                f"the sampler's particles have shape {x.shape}, but the target of this watch has {target.dim} "
-                "parameters. Give the watch the sampler's own target."
-            )
+    def record(self, before: State, after: State, batch: Batch) -> _Recorded:
+        """Return the batch's gradients where the round began, and their scatter over rows; compiled into the loop."""
+        target = self.target
+        x = of_target(target, before.particles)
         batch = cast(batch, x.dtype)
         check_batch(target, x[0], batch)
 
-        def row_cost(v: Array, row: Any) -> Array:
+        def row_cost(v: Array, row: Data) -> Array:
             return -target.log_likelihood(target.unravel(v), jax.tree.map(lambda a: a[None], row))[0]
 
         def batch_cost(v: Array) -> Array:
@@ -77,27 +73,18 @@ class _Noise:
         some = x[:: -(-len(x) // SPREAD_PARTICLES)]
         each = jax.vmap(jax.vmap(jax.grad(row_cost), (None, 0)), (0, None))(some, batch.data)  # [m, B, d]
         rows = jnp.maximum((batch.weight > 0).sum(dtype=jnp.int32), 1)
-        total = jnp.einsum("b,mbd->md", batch.weight, each)
+        total = jnp.einsum("b,mbd->md", batch.weight, each, precision="highest")
         mean = total / rows.astype(x.dtype)
-        scatter = jnp.einsum("b,mbd->m", batch.weight, (each - mean[:, None]) ** 2).mean()
+        scatter = jnp.einsum("b,mbd->m", batch.weight, (each - mean[:, None]) ** 2, precision="highest").mean()
         if len(some) < len(x):
             total = jax.vmap(jax.grad(batch_cost))(x)
         return _Recorded(x, total / rows.astype(x.dtype), scatter, rows)
 
     def begin(self) -> None:
-        """Forget what was summed: these rounds do not follow on from the last ones."""
         self.scatter = self.freedom = self.expected = 0.0
 
-    def rounds(self, chunk: Chunk) -> np.ndarray:
-        """The chunk's rounds; anew, if they do not go on where the last chunk ended."""
-        k = len(chunk.record.rows)
-        t = np.arange(chunk.round - k + 1, chunk.round + 1)
-        if t[0] != self.last + 1:
-            self.begin()
-        self.last = chunk.round
-        return t
-
     def noise(self, recorded: _Recorded) -> Noise:
+        """Return the noise of these rounds, and add it to the sums."""
         rows = np.asarray(recorded.rows, float)
         scatter = self.scatter + np.cumsum(np.asarray(recorded.scatter, float))
         freedom = self.freedom + np.cumsum(rows - 1)
@@ -107,28 +94,27 @@ class _Noise:
         self.scatter, self.freedom, self.expected = scatter[-1], freedom[-1], total[-1]
         return Noise(rows, spread, error, total)
 
-    def __call__(self, chunk: Chunk) -> Any:
-        self.rounds(chunk)
+    def __call__(self, chunk: Chunk) -> Noise | Regret:
+        self.rounds(chunk, len(chunk.record.rows))
         return self.noise(chunk.record)
 
 
 class _Watch(_Noise):
-    """What `watch` gives."""
+    """What `watch` returns."""
 
     def __init__(self, target: Target, cost: Cost, prior_weight: Schedule):
-        super().__init__(target)
         self.cost, self.prior_weight = cost, prior_weight
-        self.begin()
+        super().__init__(target)
 
     def begin(self) -> None:
         super().begin()
         self.sums = np.zeros(5)  # regret, cost, path, ‖e‖, ‖e‖²
-        self.done: tuple[Any, float, int] = (0.0, 0.0, 0)  # the rounds' statistics and prior weights, summed; how many
+        self.done: tuple[Tree, float, int] = (0.0, 0.0, 0)  # the rounds' statistics and prior weights, summed; how many
         self.comparator: np.ndarray | None = None
         self.static = np.zeros(self.cost.dim)
 
     def __call__(self, chunk: Chunk) -> Regret:
-        t = self.rounds(chunk)
+        t = self.rounds(chunk, len(chunk.record.rows))
         recorded, cost = chunk.record, self.cost
         w = np.asarray(recorded.particles, float)
         noise = self.noise(recorded)
@@ -163,8 +149,8 @@ class _Watch(_Noise):
             tolerance=np.maximum(left, static_left),
         )
 
-    def _static(self, statistics: Any, eta: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """The least total cost that one point could have had in rounds 1 … T, for every T of the chunk."""
+    def _static(self, statistics: Tree, eta: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """Return the least total cost that one point could have had in rounds 1 … T, for each T of the chunk."""
         before, prior, count = self.done
         before = before if count else jax.tree.map(lambda leaf: np.zeros_like(leaf[0]), statistics)
         total = jax.tree.map(lambda start, leaf: start + np.cumsum(leaf, 0), before, statistics)
@@ -177,16 +163,16 @@ class _Watch(_Noise):
 
 
 def watch(target: Target, cost: Cost, *, prior_weight: Schedule = vanishing) -> _Watch:
-    r"""A callback for `opvi.run` that measures dynamic regret against the true cost of every round.
+    r"""Return a callback for `opvi.run` that measures dynamic regret against the true cost of every round.
 
     $$R(T) = \sum_{t \le T} f_t(w_t) - f_t(w^*_t), \qquad f_t = c_t + \eta_t c_0, \quad
       V_T = \sum_{t \le T} \|w^*_t - w^*_{t-1}\|, \quad e_t = \nabla \hat c_t(w_t) - \nabla c_t(w_t), \quad
       E_T = \sum_{t \le T} \|e_t\|$$
 
     with $w_t$ the decision before round t's batch is seen, as in the theorems. For several particles the mean of their
-    costs counts. `opvi.run(algorithm, stream, key, callbacks={"regret": watch})` keeps a `Regret` in
+    costs counts. `opvi.run(sampler, stream, key, callbacks={"regret": watch})` keeps a `Regret` in
     `history.callbacks["regret"]["value"]`. No bit of the particles changes. One watch serves many runs: rounds that
-    follow on from the last ones seen go on with its sums, others begin anew.
+    continue the last ones seen are added to its sums, others begin anew.
 
     Args:
         target: the sampler's.
@@ -206,16 +192,16 @@ def watch(target: Target, cost: Cost, *, prior_weight: Schedule = vanishing) -> 
 
 
 def watch_noise(target: Target) -> _Noise:
-    r"""A callback for `opvi.run` that estimates $\Lambda$, the spread of per-row gradients; no true cost is needed.
+    r"""Return a callback for `opvi.run` that estimates $\Lambda$, the spread of per-row gradients, without a true cost.
 
     $$\Lambda^2 = \frac{\sum_t \sum_{i \in D_t} \|g_i - \bar g_t\|^2}{\sum_t (B_t - 1)}$$
 
-    It keeps a `Noise` in `history.callbacks[name]["value"]`; `opvi.regret._design` takes its last `spread`.
+    It keeps a `Noise` in `history.callbacks[name]["value"]`; `opvi.regret.design` takes its last `spread`.
     """
     return _Noise(target)
 
 
 def diameter(account: Regret) -> float:
-    """R as measured: the largest distance of a decision to this round's comparator, or to the one before."""
+    """Return R as measured: the largest distance from a decision to this round's comparator, or to the one before."""
     moved = np.diff(account.path, prepend=0.0)
     return float((account.distance + moved).max())

@@ -2,7 +2,7 @@ r"""Regret of distributions: W2 and KL from the particles to the running posteri
 
 import math
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -10,13 +10,14 @@ import numpy as np
 
 from opvi.metrics import wasserstein2
 from opvi.regret._costs import Quadratic, quadratic_part
+from opvi.regret._following import Following, of_target
 from opvi.running._run import Chunk
 from opvi.targets import Target, cast
-from opvi.types import Array, Batch
+from opvi.types import Array, ArrayLike, Batch, State, Tree
 
 
 class Tracking(NamedTuple):
-    """How far the particles are from the running posterior after each round; sums are from the first round on."""
+    """How far the particles are from the running posterior after each round; sums start at the first round."""
 
     w2: np.ndarray  # [T]: W2(q_t, p_t)
     centre: np.ndarray  # [T]: the part of it between the means
@@ -27,8 +28,10 @@ class Tracking(NamedTuple):
     sd: np.ndarray  # [T]: of p_t, √trace of its covariance
 
 
-def gaussian_w2(mean: Any, covariance: Any, other_mean: Any, other_covariance: Any) -> np.ndarray:
-    r"""W2 between Gaussians (Bures), over any leading axes:
+def gaussian_w2(
+    mean: ArrayLike, covariance: ArrayLike, other_mean: ArrayLike, other_covariance: ArrayLike
+) -> np.ndarray:
+    r"""Return W2 between Gaussians (Bures), over any leading axes:
 
     $$W_2^2 = \|m - n\|^2 + \mathrm{tr}\big(C + D - 2 (D^{1/2} C D^{1/2})^{1/2}\big)$$
     """
@@ -48,8 +51,10 @@ def _bures(m: np.ndarray, C: np.ndarray, n: np.ndarray, root: np.ndarray) -> np.
     return np.sqrt(np.maximum(((m - n) ** 2).sum(-1) + trace - 2 * cross, 0))
 
 
-def gaussian_kl(mean: Any, covariance: Any, other_mean: Any, other_precision: Any) -> np.ndarray:
-    r"""$\mathrm{KL}(N(m, C) \,\|\, N(n, A^{-1}))$ over any leading axes; infinite where C has no inverse."""
+def gaussian_kl(
+    mean: ArrayLike, covariance: ArrayLike, other_mean: ArrayLike, other_precision: ArrayLike
+) -> np.ndarray:
+    r"""Return $\mathrm{KL}(N(m, C) \,\|\, N(n, A^{-1}))$ over any leading axes; infinite where C has no inverse."""
     m, C, n, A = (np.asarray(a, float) for a in (mean, covariance, other_mean, other_precision))
     off = m - n
     inner = np.trace(A @ C, axis1=-2, axis2=-1) + np.einsum("...i,...ij,...j", off, A, off)
@@ -58,8 +63,8 @@ def gaussian_kl(mean: Any, covariance: Any, other_mean: Any, other_precision: An
     return np.where(sign > 0, np.maximum(kl, 0), np.inf)
 
 
-def sample_kl(x: Any, y: Any, neighbours: int = 5) -> float:
-    r"""KL(q ‖ p) from draws x of q and y of p, by distances to the k-th neighbour (Wang, Kulkarni and Verdú, 2009).
+def sample_kl(x: ArrayLike, y: ArrayLike, neighbours: int = 5) -> float:
+    r"""Return KL(q ‖ p) from draws x of q and y of p, by distances to the k-th neighbour (Wang et al., 2009).
 
     $$\frac dn \sum_i \log \frac{\nu_k(x_i)}{\rho_k(x_i)} + \log \frac{m}{n-1}$$
 
@@ -89,34 +94,24 @@ class _Moments(NamedTuple):
     rows: Array
 
 
-class _Watch:
+class _Watch(Following):
     """Sums over rounds, shared by both kinds."""
-
-    def __init__(self) -> None:
-        self.last = 0
-        self.begin()
 
     def begin(self) -> None:
         self.sums = np.zeros(3)  # W2, KL, path
-        self.before: Any = None  # the posterior of the round before
-
-    def follow(self, chunk: Chunk, rounds: int) -> np.ndarray:
-        t = np.arange(chunk.round - rounds + 1, chunk.round + 1)
-        if t[0] != self.last + 1:
-            self.begin()
-        self.last = chunk.round
-        return t
+        self.before: Tree = None  # the posterior of the round before
 
     def account(
         self, w2: np.ndarray, centre: np.ndarray, kl: np.ndarray, moved: np.ndarray, sd: np.ndarray
     ) -> Tracking:
+        """Return the account of these rounds, and add it to the sums."""
         sums = self.sums + np.cumsum(np.nan_to_num(np.stack([w2, kl, moved], 1), posinf=np.inf), 0)
         self.sums = sums[-1]
         return Tracking(w2, centre, kl, sums[:, 0], sums[:, 1], sums[:, 2], sd)
 
 
 class _Conjugate(_Watch):
-    """What `watch_conjugate` gives."""
+    """What `watch_conjugate` returns."""
 
     def __init__(self, target: Target, half_life: float | None):
         prior = quadratic_part(lambda v: -target.log_prior(target.unravel(v)), target.dim)
@@ -134,14 +129,9 @@ class _Conjugate(_Watch):
         d = self.target.dim
         self.information, self.pull = np.zeros((d, d)), np.zeros(d)
 
-    def record(self, before: Any, after: Any, batch: Batch) -> _Moments:
-        """Compiled into the loop: the particles' moments, and what the batch says."""
-        x = after.particles
-        if x.ndim != 2 or x.shape[1] != self.target.dim:
-            raise ValueError(
-                f"the sampler's particles have shape {x.shape}, but the target of this watch has {self.target.dim} "
-                "parameters. Give the watch the sampler's own target."
-            )
+    def record(self, before: State, after: State, batch: Batch) -> _Moments:
+        """Return the particles' moments, and what the batch says; compiled into the loop."""
+        x = of_target(self.target, after.particles)
         batch = cast(batch, x.dtype)
 
         def of_batch(v: Array) -> Array:
@@ -155,7 +145,7 @@ class _Conjugate(_Watch):
 
     def __call__(self, chunk: Chunk) -> Tracking:
         seen = jax.tree.map(lambda leaf: np.asarray(leaf, float), chunk.record)
-        self.follow(chunk, len(seen.rows))
+        self.rounds(chunk, len(seen.rows))
         if not self.checked:
             self._check(chunk.batches[0])
         F, h = self._running(seen)
@@ -171,8 +161,8 @@ class _Conjugate(_Watch):
         centre, sd = np.linalg.norm(seen.mean - m, axis=1), np.sqrt(np.trace(C, axis1=1, axis2=2))
         return self.account(w2, centre, kl, moved, sd)
 
-    def _running(self, seen: Any) -> tuple[np.ndarray, np.ndarray]:
-        """Information and pull of all rows so far, after every round; forgetting applied."""
+    def _running(self, seen: _Moments) -> tuple[np.ndarray, np.ndarray]:
+        """Return information and pull of all rows so far, after every round, forgetting applied."""
         F, h = [], []
         for information, pull, rows in zip(seen.information, seen.pull, seen.rows, strict=True):
             gamma = 1.0 if self.half_life is None else 2 ** (-rows / self.half_life)
@@ -199,7 +189,7 @@ class _Conjugate(_Watch):
 
 
 def watch_conjugate(target: Target, *, half_life: float | None = None) -> _Conjugate:
-    r"""A callback for `opvi.run` that measures particles against the running posterior of a linear-Gaussian model.
+    r"""Return a callback for `opvi.run` that measures particles against a linear-Gaussian model's running posterior.
 
     $$W_2(q_t, p_t), \qquad R(T) = \sum_{t \le T} \mathrm{KL}(q_t \,\|\, p_t), \qquad
       V_T = \sum_{t \le T} W_2(p_t, p_{t-1})$$
@@ -217,20 +207,20 @@ def watch_conjugate(target: Target, *, half_life: float | None = None) -> _Conju
 
 
 class _Draws(_Watch):
-    """What `watch_draws` gives."""
+    """What `watch_draws` returns."""
 
-    def __init__(self, draws: Callable[[int], Any], neighbours: int):
+    def __init__(self, draws: Callable[[int], ArrayLike | None], neighbours: int):
         self.draws, self.neighbours = draws, neighbours
         super().__init__()
 
-    def record(self, before: Any, after: Any, batch: Batch) -> Array:
-        """Compiled into the loop: the particles after the round."""
+    def record(self, before: State, after: State, batch: Batch) -> Array:
+        """Return the particles after the round; compiled into the loop."""
         return after.particles
 
     def __call__(self, chunk: Chunk) -> Tracking:
         particles = np.asarray(chunk.record, float)
         found = []
-        for t, x in zip(self.follow(chunk, len(particles)), particles, strict=True):
+        for t, x in zip(self.rounds(chunk, len(particles)), particles, strict=True):
             y = self.draws(int(t))
             if y is None:
                 found.append((math.nan,) * 5)
@@ -243,17 +233,17 @@ class _Draws(_Watch):
         return self.account(*np.array(found).T)
 
 
-def watch_draws(draws: Callable[[int], Any], *, neighbours: int = 5) -> _Draws:
-    r"""A callback for `opvi.run` that measures particles against draws of the running posterior.
+def watch_draws(draws: Callable[[int], ArrayLike | None], *, neighbours: int = 5) -> _Draws:
+    r"""Return a callback for `opvi.run` that measures particles against draws of the running posterior.
 
-    W2 is that of the two samples, by optimal assignment; KL is `sample_kl`. Both are estimates: draws of the posterior
-    itself are a distance away from other draws. It keeps a `Tracking` in `history.callbacks[name]["value"]`, NaN in
+    W2 is that of the two samples, by optimal assignment; KL is `sample_kl`. Both are estimates: two sets of draws of
+    the posterior itself are a distance apart. It keeps a `Tracking` in `history.callbacks[name]["value"]`, NaN in
     rounds that are not measured.
 
     Args:
-        draws: gives `[m, d]` draws of $p_t$ for the round t, exact (from a grid) or a reference sampler's; None for a
-            round not to be measured. The number of draws must be a multiple of the number of particles, or the other
-            way round. Draws that are alike from round to round (one seed, strata) make $V_T$ less noisy.
+        draws: returns `[m, d]` draws of $p_t$ for the round t, exact (from a grid) or a reference sampler's; None for a
+            round not to be measured. The number of draws must be a multiple of the number of particles, or vice
+            versa. Similar draws from round to round (one seed, strata) make $V_T$ less noisy.
         neighbours: k of `sample_kl`.
     """
     return _Draws(draws, neighbours)

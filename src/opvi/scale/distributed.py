@@ -14,7 +14,7 @@ from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from itertools import islice
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -22,9 +22,11 @@ import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from opvi.running._checkpoint import CheckpointError
-from opvi.running._stream import OnBad, batch, row_count
+from opvi.running._rows import OnBad, batch, row_count
 from opvi.running._stream import stream as local_stream
-from opvi.types import Batch
+from opvi.types import Array, ArrayLike, Batch, Data, State, Tree
+
+Row = TypeVar("Row")
 
 # What JAX says when another process of the run does not answer any more.
 SIGNS_OF_LOSS = ("gloo", "nccl", "heartbeat", "coordination", "connection", "unavailable", "socket closed")
@@ -35,7 +37,7 @@ REMAINS = re.compile(r"round-\d{10}.*tmp.*")  # of a save that was cut off
 
 
 class LostProcessError(ConnectionError):
-    """Another process of the run is gone. The run goes on from its last checkpoint, once all are started again."""
+    """Another process of the run is gone. The run resumes from its last checkpoint once all are started again."""
 
 
 # --- processes ----------------------------------------------------------------------------------
@@ -50,18 +52,18 @@ def connected(
     timeout: int = 30,
     patience: int = 300,
 ) -> Iterator[None]:
-    """All processes of a run as one, for the length of a `with`, which comes before anything else that uses JAX.
+    """Make one run of all processes, for the length of a `with`, which comes before anything else that uses JAX.
 
-    What is not given is taken from the variables OPVI_COORDINATOR, OPVI_PROCESSES and OPVI_PROCESS, and otherwise found
-    by JAX itself (under Slurm, Open MPI, Kubernetes and on TPUs). If one process dies or fails, every other one ends
-    with `LostProcessError` (or is ended by JAX, where it was not computing) and a status that is not 0.
+    What is omitted is taken from the variables OPVI_COORDINATOR, OPVI_PROCESSES and OPVI_PROCESS, and otherwise
+    determined by JAX (under Slurm, Open MPI, Kubernetes and on TPUs). If one process dies or fails, every other one
+    ends with `LostProcessError` (or is ended by JAX, where it was not computing) and a status that is not 0.
 
     Args:
         coordinator: address and port of process 0, e.g. "10.0.0.1:1234", reachable from all.
-        processes: how many there are.
+        processes: their number.
         process: which of them this is: 0, 1, …
-        timeout: seconds without a sign of life after which a process counts as dead.
-        patience: seconds to wait for all to come up.
+        timeout: seconds of silence after which a process counts as dead.
+        patience: seconds to wait for all to start.
     """
     coordinator = coordinator or os.environ.get("OPVI_COORDINATOR")
     processes = _number("OPVI_PROCESSES", processes)
@@ -85,7 +87,7 @@ def connected(
         if _tells_of_loss(error):
             raise LostProcessError(
                 f"process {jax.process_index()} of {jax.process_count()} ends, because another one is gone: {error}. "
-                "Start all of them again: the run goes on from its last checkpoint."
+                "Start all of them again: the run resumes from its last checkpoint."
             ) from error
         raise
     jax.distributed.shutdown()
@@ -140,7 +142,7 @@ def _tells_of_loss(error: BaseException) -> bool:
     text = str(error).lower()
     if isinstance(error, jax.errors.JaxRuntimeError):
         return any(sign in text for sign in SIGNS_OF_LOSS)
-    # A program that fails while it is being started, as short ones do, is told of as a mere ValueError.
+    # A program that fails while it is being started, as short ones do, is reported as a mere ValueError.
     return isinstance(error, ValueError) and FAILED_START.match(text) is not None
 
 
@@ -153,16 +155,16 @@ def _leave(status: int) -> None:
 # --- rows ---------------------------------------------------------------------------------------
 
 
-def share(source: Any, batch_size: int, *, after: int = 0) -> Any:
-    """This process's rows of a source that every process can read: its part of each batch.
+def share(source: Data | Iterator[Row], batch_size: int, *, after: int = 0) -> Data | Iterator[Row]:
+    """Return this process's rows of a source that every process can read: its part of each batch.
 
     Batch k then holds the same rows in the same order, however many processes there are. Of an iterator, rows of
     others are passed over before anybody has to parse them, so give the lines of a file rather than its numbers.
 
     Args:
         source: arrays with one leading axis of rows, or an iterator of rows (numbers, lines, anything).
-        batch_size: rows of a batch, in all processes together.
-        after: rows at the start to leave out: `int(state.round) * batch_size` resumes a run.
+        batch_size: rows per batch, over all processes.
+        after: rows to leave out at the start: `int(state.round) * batch_size` resumes a run.
     """
     each, mine = _rows_each(batch_size), jax.process_index()
     if after < 0:
@@ -172,7 +174,7 @@ def share(source: Any, batch_size: int, *, after: int = 0) -> Any:
 
     row_count(source)
 
-    def part(rows: Any) -> np.ndarray:
+    def part(rows: ArrayLike) -> np.ndarray:
         rows = np.asarray(rows)[after:]
         return rows[np.arange(len(rows)) % batch_size // each == mine]
 
@@ -186,7 +188,7 @@ class SharedStream:
         self._local, self._ahead = local, ahead
 
     def __iter__(self) -> Iterator[Batch]:
-        """This process's rows of every batch; where they have run out before those of others, rows that weigh 0."""
+        """Yield this process's rows of every batch; where they run out before those of others, rows of weight 0."""
         local, spare = iter(self._local), None
         while True:
             ready = list(islice(local, self._ahead))
@@ -206,7 +208,7 @@ class SharedStream:
                     yield batch(spare.data, np.zeros(len(spare.weight), np.float32))
 
     def place(self, batches: Batch) -> Batch:
-        """Stacked batches `[rounds, rows, ...]` of this process as part of the arrays of all processes."""
+        """Return stacked batches `[rounds, rows, ...]` of this process as part of the arrays of all processes."""
         count = jax.process_count()
         if count == 1:
             return batches
@@ -221,15 +223,15 @@ class SharedStream:
 
 
 def stream(
-    rows: Any, batch_size: int, *, blocks: bool = False, on_bad: OnBad = "raise", ahead: int = AHEAD
+    rows: Data | Iterator[Data], batch_size: int, *, blocks: bool = False, on_bad: OnBad = "raise", ahead: int = AHEAD
 ) -> SharedStream:
-    """A stream for `opvi.run` of which this process reads its own rows: no row is sent before it is computed with.
+    """Return a stream for `opvi.run` of which this process reads its own rows; none is sent before it is needed.
 
     Args:
-        rows: arrays, or an iterator, of this process's rows alone: what `share` gives, or a source of its own (a
+        rows: arrays, or an iterator, of this process's rows alone: what `share` returns, or a source of its own (a
             partition of a log, a file for each machine).
-        batch_size: rows of a batch in all processes together, who have equal parts in it. A process that runs out
-            of rows goes on with rows of weight 0 until the last has ended.
+        batch_size: rows per batch over all processes, which have equal parts in it. A process that runs out of rows
+            continues with rows of weight 0 until the last has ended.
         blocks: the iterator yields blocks of rows, not single ones.
         on_bad: as in `opvi.stream`.
         ahead: batches read before the processes agree how many there are; 1 for rows that must be learnt as they come.
@@ -265,27 +267,27 @@ def _of_all_processes(number: int) -> np.ndarray:
 # --- states -------------------------------------------------------------------------------------
 
 
-def gather(state: Any) -> Any:
-    """The whole state on every process, to predict from, look at, or `opvi.save`. All processes must call it."""
+def gather(state: Tree) -> Tree:
+    """Return the whole state on every process, to predict from, look at, or `opvi.save`. All processes must call it."""
     from jax.experimental.multihost_utils import process_allgather
 
-    def whole(leaf: Any) -> jax.Array:
+    def whole(leaf: ArrayLike) -> jax.Array:
         spread = isinstance(leaf, jax.Array) and not leaf.is_fully_addressable and not leaf.is_fully_replicated
         return jnp.asarray(process_allgather(leaf, tiled=True) if spread else np.asarray(leaf))
 
     return jax.tree.map(whole, state)
 
 
-def save(folder: str | Path, state: Any, *, keep: int = 2) -> Path:
+def save(folder: str | Path, state: State, *, keep: int = 2) -> Path:
     """Write a state that is spread over processes, each its own part; all of them must call it.
 
-    It stands in the folder under the number of its round, and only once all of it is written. It can be read by
-    any number of processes and devices.
+    It is in the folder under the number of its round, and only once all of it is written. Any number of processes and
+    devices can read it.
 
     Args:
         folder: on a file system that all processes see.
-        state: of a sampler.
-        keep: so many states are kept, the newest; older ones are removed.
+        state: a sampler's.
+        keep: the number of newest states to keep; older ones are removed.
     """
     if keep < 1:
         raise ValueError(f"`keep` is {keep}, but at least 1 state is kept.")
@@ -303,8 +305,8 @@ def save(folder: str | Path, state: Any, *, keep: int = 2) -> Path:
     return path
 
 
-def resume(folder: str | Path, state: Any) -> Any:
-    """The newest state in a folder, laid out like the one given; that one itself, if nothing was saved.
+def resume(folder: str | Path, state: State) -> State:
+    """Return the newest state in a folder, laid out like the one given; that one itself if nothing was saved.
 
     Args:
         folder: what `save` was given.
@@ -323,7 +325,7 @@ def resume(folder: str | Path, state: Any) -> Any:
         try:
             found = {name: _kind(leaf) for name, leaf in reader.metadata(path).item_metadata.tree.items()}
         except Exception as error:
-            raise CheckpointError(f"{path} is no saved state, or a damaged one ({error}). Remove it.") from error
+            raise CheckpointError(f"{path} is not a saved state, or is damaged ({error}). Remove it.") from error
         _compare(path, found, {name: _kind(leaf) for name, leaf in leaves.items()})
         like = {name: jax.ShapeDtypeStruct(a.shape, a.dtype, sharding=a.sharding) for name, a in leaves.items()}
         try:
@@ -332,23 +334,23 @@ def resume(folder: str | Path, state: Any) -> Any:
             if isinstance(error, jax.errors.JaxRuntimeError):
                 raise
             raise CheckpointError(
-                f"{path} is damaged ({error}). Remove it: the run then goes on from the one before."
+                f"{path} is damaged ({error}). Remove it: the run then resumes from the one before."
             ) from error
     return jax.tree.unflatten(jax.tree.structure(state), [read[name] for name in leaves])
 
 
 def _saved(folder: Path) -> list[Path]:
-    """The folders of complete states, the oldest first; an incomplete one has another name."""
+    """Return the folders of complete states, the oldest first; an incomplete one has another name."""
     return sorted(p for p in folder.iterdir() if SAVED.fullmatch(p.name) and p.is_dir())
 
 
-def _named(state: Any) -> dict[str, Any]:
-    """The arrays of a state by the way to them."""
+def _named(state: Tree) -> dict[str, Array]:
+    """Return the arrays of a state by the path to them."""
     leaves, _ = jax.tree_util.tree_flatten_with_path(state)
     return {jax.tree_util.keystr(path, simple=True, separator="-"): leaf for path, leaf in leaves}
 
 
-def _kind(leaf: Any) -> tuple[tuple[int, ...], str]:
+def _kind(leaf: Array) -> tuple[tuple[int, ...], str]:
     return tuple(leaf.shape), str(np.dtype(leaf.dtype))
 
 

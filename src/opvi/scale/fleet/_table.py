@@ -18,7 +18,7 @@ class Table:
     record beside record, and come back when they are asked for; no file name is ever made from an id.
 
     Args:
-        dtype: of a record; its field `waiting` tells how many rows wait in it.
+        dtype: of a record; its field `waiting` is the number of rows that wait in it.
         hot: records in memory.
         folder: where the file lies; None for the system's folder for temporary files.
     """
@@ -36,7 +36,7 @@ class Table:
         self._numbers = 0  # records in the file, free ones included
 
     def bring(self, ids: list[Id]) -> tuple[np.ndarray, np.ndarray]:
-        """Slots of these ids, distinct and at most `hot`; and which are new: their records are to be filled in."""
+        """Return the slots of these ids, distinct and at most `hot`, and which are new, with records still to fill."""
         self._clock += 1
         places = [self.places.get(name) for name in ids]
         slots = np.array([-1 if place is None else place for place in places], np.int64)
@@ -56,7 +56,7 @@ class Table:
         return slots, missing[[places[index] is None for index in missing]]
 
     def peek(self, ids: list[Id]) -> np.ndarray:
-        """Copies of the records of known ids; nothing moves."""
+        """Return copies of the records of known ids; nothing moves."""
         slots = np.array([self.places[name] for name in ids], np.int64)
         out = np.empty(len(ids), self.records.dtype)
         out[slots >= 0] = self.records[slots[slots >= 0]]
@@ -73,7 +73,7 @@ class Table:
             self._owner[place], self._used[place] = None, 0
 
     def waiting(self) -> list[Id]:
-        """The ids in whose records rows wait."""
+        """Return the ids in whose records rows wait."""
         return [
             name
             for name, place in self.places.items()
@@ -82,7 +82,7 @@ class Table:
 
     @property
     def in_memory(self) -> int:
-        """How many records are."""
+        """The number of records in memory."""
         return int((self._used > 0).sum())
 
     def _settle(self, name: Id, slot: int) -> None:
@@ -90,7 +90,7 @@ class Table:
         self.cold_waiting.discard(name)
 
     def _make_room(self, count: int) -> np.ndarray:
-        """So many free slots."""
+        """Return so many free slots."""
         free = np.flatnonzero(self._used == 0)
         size = len(self.records)
         if len(free) < count and size < self.hot:
