@@ -5,6 +5,7 @@ drifting; and the two-parameter mixture by exact draws from a grid over 500.
 """
 
 import math
+from dataclasses import dataclass
 from functools import cache, partial
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -15,9 +16,9 @@ import numpy as np
 
 import opvi
 from opvi import regret
-from opvi._steps import StepInfo, compiled, log_predictive_of, root_mean_square, tick
-from opvi.targets import as_particles, cast
-from opvi.types import Algorithm, Array, Batch, Key, Particles
+from opvi._steps import StepInfo, TargetSampler, compiled, log_predictive_of, root_mean_square, tick
+from opvi.targets import cast
+from opvi.types import Array, Batch, Key, Particles, Sampler, Start
 from paper.results import Book, Check, Experiment, Record, Row, near, no_more_than, summary
 from paper.tracking import CHECKPOINTS, SETTINGS, exact_after
 
@@ -38,17 +39,21 @@ class Size(NamedTuple):
     draws: int = 4  # exact draws for each particle
 
 
-@cache
 def location() -> opvi.Target:
-    """The mean of Gaussian rows."""
+    """Return the target: the mean of Gaussian rows."""
+    return opvi.target(_log_prior, _log_likelihood, _from_prior)
 
-    def log_prior(theta: Array) -> Array:
-        return -0.5 * (jnp.asarray(PRIOR, theta.dtype) * theta**2).sum()
 
-    def log_likelihood(theta: Array, x: Array) -> Array:
-        return -((x - theta[None]) ** 2).sum(1) / (2 * VARIANCE)
+def _log_prior(theta: Array) -> Array:
+    return -0.5 * (jnp.asarray(PRIOR, theta.dtype) * theta**2).sum()
 
-    return opvi.target(log_prior, log_likelihood, lambda key: jax.random.normal(key, (2,)) / np.sqrt(PRIOR))
+
+def _log_likelihood(theta: Array, x: Array) -> Array:
+    return -((x - theta[None]) ** 2).sum(1) / (2 * VARIANCE)
+
+
+def _from_prior(key: Key) -> Array:
+    return jax.random.normal(key, (2,)) / np.sqrt(PRIOR)
 
 
 class FlowState(NamedTuple):
@@ -60,7 +65,26 @@ class FlowState(NamedTuple):
     rows: Array
 
 
-def half_flow(target: opvi.Target, repulsion: float = 0.5, substeps: int = 4) -> Algorithm:
+@dataclass(frozen=True)
+class HalfFlow(TargetSampler):
+    """Settings of `half_flow`."""
+
+    repulsion: float
+    substeps: int
+
+    def init(self, key: Key, particles: Start = None) -> FlowState:
+        """Return the state before any row."""
+        target, x = self.target, self.drawn(key, particles, at_least=3)
+        prior = -jax.hessian(lambda v: target.log_prior(target.unravel(v)))(x.mean(0))
+        zero = jnp.zeros((), jnp.int32)
+        return FlowState(x, prior, zero, zero)
+
+    def step(self, key: Key, state: FlowState, batch: Batch) -> tuple[FlowState, StepInfo]:
+        """Learn from a batch."""
+        return _step(self, key, state, batch)
+
+
+def half_flow(target: opvi.Target, repulsion: float = 0.5, substeps: int = 4) -> HalfFlow:
     r"""The preconditioned flow of gain 1 with one number for the repulsion, on a Gaussian model.
 
     $$x_i \gets x_i + A^{-1} \big[\nabla \ell(x_i) + \lambda F A^{-1} \hat C^{-1} (x_i - \bar x)\big], \qquad
@@ -70,43 +94,42 @@ def half_flow(target: opvi.Target, repulsion: float = 0.5, substeps: int = 4) ->
     exact for steps of any size; but what its particles' covariance lacks at the start stays. This one sees the
     particles' own covariance $\hat C$, and so forgets how they started.
     """
+    return HalfFlow(target, repulsion, substeps)
 
-    def init(key: Key, particles: Any) -> FlowState:
-        x = as_particles(target, key, particles, at_least=3)
-        prior = -jax.hessian(lambda v: target.log_prior(target.unravel(v)))(x.mean(0))
-        zero = jnp.zeros((), jnp.int32)
-        return FlowState(x, prior, zero, zero)
 
-    def part(x: Particles, A: Array, share: Array, batch: Batch) -> tuple[Particles, Array]:
-        def likelihood(v: Array) -> Array:
-            return share * (target.log_likelihood(target.unravel(v), batch.data) * batch.weight).sum()
+@compiled
+def _step(sampler: HalfFlow, key: Key, state: FlowState, batch: Batch) -> tuple[FlowState, StepInfo]:
+    x, A = state.particles, state.information
+    batch = cast(batch, x.dtype)
+    clock = tick(state, batch)
+    target = sampler.target
+    rows = jax.vmap(lambda v: target.log_likelihood(target.unravel(v), batch.data))(x)
+    # Parts grow geometrically: each adds the same share to the rows so far (the prior being worth a tenth of one).
+    ends = clock.seen_rows - batch.weight.sum() + 0.1, clock.seen_rows + 0.1
+    edges = jnp.geomspace(*ends, sampler.substeps + 1, dtype=x.dtype)
+    shares = jnp.diff(edges) / batch.weight.sum()
+    (x, A), _ = jax.lax.scan(lambda now, share: (_part(sampler, *now, share, batch), None), (x, A), shares)
+    finite = jnp.isfinite((x**2).sum())
+    info = StepInfo(clock.rows, log_predictive_of(rows, batch), root_mean_square(x - state.particles), finite)
+    return FlowState(jnp.where(finite, x, state.particles), A, clock.round, clock.rows), info
 
-        F = -jax.hessian(likelihood)(x.mean(0))
-        off = x - x.mean(0, keepdims=True)
-        away = jnp.linalg.solve(off.T @ off / len(x), off.T)
-        g = jax.vmap(jax.grad(likelihood))(x)
-        return x + jnp.linalg.solve(A + F, g.T + repulsion * F @ jnp.linalg.solve(A + F, away)).T, A + F
 
-    @compiled
-    def step(key: Key, state: FlowState, batch: Batch) -> tuple[FlowState, StepInfo]:
-        x, A = state.particles, state.information
-        batch = cast(batch, x.dtype)
-        clock = tick(state, batch)
-        rows = jax.vmap(lambda v: target.log_likelihood(target.unravel(v), batch.data))(x)
-        # Parts grow geometrically: each adds the same share to the rows so far (the prior being worth a tenth of one).
-        ends = clock.seen_rows - batch.weight.sum() + 0.1, clock.seen_rows + 0.1
-        edges = jnp.geomspace(*ends, substeps + 1, dtype=x.dtype)
-        shares = jnp.diff(edges) / batch.weight.sum()
-        (x, A), _ = jax.lax.scan(lambda now, share: (part(*now, share, batch), None), (x, A), shares)
-        finite = jnp.isfinite((x**2).sum())
-        info = StepInfo(clock.rows, log_predictive_of(rows, batch), root_mean_square(x - state.particles), finite)
-        return FlowState(jnp.where(finite, x, state.particles), A, clock.round, clock.rows), info
+def _part(sampler: HalfFlow, x: Particles, A: Array, share: Array, batch: Batch) -> tuple[Particles, Array]:
+    """Learn a share of the batch's log likelihood."""
+    target = sampler.target
 
-    return Algorithm(init, step)
+    def likelihood(v: Array) -> Array:
+        return share * (target.log_likelihood(target.unravel(v), batch.data) * batch.weight).sum()
+
+    F = -jax.hessian(likelihood)(x.mean(0))
+    off = x - x.mean(0, keepdims=True)
+    away = jnp.linalg.solve(off.T @ off / len(x), off.T)
+    g = jax.vmap(jax.grad(likelihood))(x)
+    return x + jnp.linalg.solve(A + F, g.T + sampler.repulsion * F @ jnp.linalg.solve(A + F, away)).T, A + F
 
 
 @cache
-def methods() -> dict[str, tuple[Algorithm, dict[str, Any]]]:
+def methods() -> dict[str, tuple[Sampler, dict[str, Any]]]:
     """The samplers compared on the Gaussian model, and what the results' file says about them."""
     target = location()
     field = opvi.flows.fields.svgd(opvi.flows.kernels.rbf(normalised=True), opvi.flows.kernels.median_awgf())
@@ -128,7 +151,7 @@ def methods() -> dict[str, tuple[Algorithm, dict[str, Any]]]:
 
 
 @cache
-def drifting() -> dict[str, tuple[Algorithm, dict[str, Any]]]:
+def drifting() -> dict[str, tuple[Sampler, dict[str, Any]]]:
     """Those that forget, or never remembered."""
     return {
         "paper's OPVI": methods()["paper's OPVI"],
@@ -214,7 +237,7 @@ def mixture_trial(name: str, size: Size, seed: int) -> Record:
 
 
 @cache
-def _mixture_samplers() -> dict[str, Algorithm]:
+def _mixture_samplers() -> dict[str, Sampler]:
     target = opvi.gaussian_mixture()
     field = opvi.flows.fields.svgd(opvi.flows.kernels.rbf(normalised=True), opvi.flows.kernels.median_awgf())
     paper = opvi.opvi(target, step=opvi.schedules.decaying(2.0, 0.55), field=field)
