@@ -66,7 +66,7 @@ def pass_over(sampler: Sampler, made: opvi.Tracker | None, batch: int, step: Any
         if sampler.target is not None and isinstance(state, Wrapped):
             plain = opvi.predict(sampler.target, state.particles, rows.X_test)
     past = getattr(state, "past", None)
-    covariance = past.matrices[:, 0] if isinstance(state, opvi.algorithms.GaussNewtonState) else ()
+    covariance = past.matrices[:, 0] if isinstance(state, opvi.filters.GaussNewtonState) else ()
     return Passed(state.particles, covariance, said, plain, finite.mean(dtype=jnp.float32))
 
 

@@ -322,14 +322,7 @@ def _line(printed_rows: dict[str, Any], name: str, records: list[Record]) -> lis
     rows = f"{visited[0]:,}" if len(visited) == 1 else f"{visited[0]:,}–{visited[-1]:,}"
     # The first run compiles; the median does not see it.
     seconds = float(np.median([record["seconds"] for record in records]))
-    return [
-        rmse,
-        summary(records, "rmse").text(4),
-        ll,
-        summary(records, "ll").text(3),
-        rows,
-        f"{seconds:.2f}",
-    ]
+    return [rmse, summary(records, "rmse").text(4), ll, summary(records, "ll").text(3), rows, f"{seconds:.2f}"]
 
 
 # Measured before with other code, 20 splits: mean and sd of the RMSE, and the mean LL.
@@ -380,17 +373,8 @@ def _draw(book: Book, _: Path) -> Any:
                 ax.scatter(values.mean(), place, marker="|", s=300, color=plots.INK, zorder=3, label="ours, mean")
                 if name in PRINTED:
                     mean, sd = PRINTED[name][column : column + 2]
-                    ax.errorbar(
-                        mean,
-                        place,
-                        xerr=sd,
-                        fmt="D",
-                        ms=5,
-                        color=plots.COLOURS[1],
-                        mfc="none",
-                        zorder=4,
-                        label="printed",
-                    )
+                    look = {"fmt": "D", "ms": 5, "color": plots.COLOURS[1], "mfc": "none", "zorder": 4, "label": "printed"}
+                    ax.errorbar(mean, place, xerr=sd, **look)
             ax.set(xlabel=label, yticks=range(len(names)), yticklabels=names)
             ax.grid(axis="x", color="#DDDDDD")
         axes[0].invert_yaxis()
