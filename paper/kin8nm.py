@@ -373,8 +373,8 @@ def _draw(book: Book, _: Path) -> Any:
                 ax.scatter(values.mean(), place, marker="|", s=300, color=plots.INK, zorder=3, label="ours, mean")
                 if name in PRINTED:
                     mean, sd = PRINTED[name][column : column + 2]
-                    look = {"fmt": "D", "ms": 5, "color": plots.COLOURS[1], "mfc": "none", "zorder": 4, "label": "printed"}
-                    ax.errorbar(mean, place, xerr=sd, **look)
+                    look: Any = {"fmt": "D", "ms": 5, "color": plots.COLOURS[1], "mfc": "none", "zorder": 4}
+                    ax.errorbar(mean, place, xerr=sd, label="printed", **look)
             ax.set(xlabel=label, yticks=range(len(names)), yticklabels=names)
             ax.grid(axis="x", color="#DDDDDD")
         axes[0].invert_yaxis()

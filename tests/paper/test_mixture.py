@@ -91,6 +91,7 @@ def test_the_truth_goes_around_and_the_grid_holds_it():
     assert ((gap > 0) & (gap < moving.GAPS[-1] - 1)).all()
 
 
+@pytest.mark.slow
 def test_the_demo_runs_and_ends_with_its_pictures(tmp_path, capsys, monkeypatch):
     monkeypatch.setattr(demo, "ROUNDS", 20)
     monkeypatch.setattr(demo, "ROWS", 200)
