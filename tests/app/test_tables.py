@@ -405,7 +405,7 @@ def test_wrong_arguments(tmp_path: Path) -> None:
         (lambda: learnt(path, leave_out=["z"]), "no column 'z'"),
         (lambda: learnt(path, classes=["red"]), "at least 2"),
         (lambda: learnt(path, classes=["red", "red"]), "all different"),
-        (lambda: Schema.from_json({}), "no schema"),
+        (lambda: Schema.from_json({}), "not a schema"),
     ]:
         with pytest.raises(TableError, match=message):
             call()
