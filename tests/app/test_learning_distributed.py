@@ -14,6 +14,7 @@ import pytest
 
 from opvi.app import cli
 from opvi.app.learn import RunDirectory
+from opvi.app.learn._predicting import learnt
 
 HERE = Path(__file__).parent
 FLAGS = "--xla_backend_optimization_level=0 --xla_llvm_disable_expensive_passes=true"  # programs run once
@@ -90,7 +91,7 @@ def several(work, killed):
 
 
 def last(folder):
-    return RunDirectory(folder).checkpoints.newest()
+    return learnt(RunDirectory(folder)).tree
 
 
 def same(folder, work):

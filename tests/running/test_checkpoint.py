@@ -1,9 +1,12 @@
 """Saving and loading: the same bits back, damage found, nothing executed, nothing lost."""
 
 import errno
+import json
 import os
 import pickle
-from typing import NamedTuple
+import subprocess
+import sys
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -19,7 +22,8 @@ KEY = jax.random.key(0)
 
 
 class Foreign(NamedTuple):
-    value: int
+    value: Any
+    parts: Any = ()
 
 
 @pytest.fixture(scope="module")
@@ -29,16 +33,16 @@ def sampler():
 
 @pytest.fixture(scope="module")
 def tree(sampler):
-    state = sampler.init(KEY, 10)
     return {
-        "state": state,
+        "state": sampler.init(KEY, 10),
         "key": KEY,
         "many keys": jax.random.split(jax.random.key(1, impl="rbg"), 3),
-        "odd": [float("nan"), -0.0, 2**70, True, None, "ü", ()],
+        "odd": [float("nan"), -0.0, float("-inf"), 2**70, True, None, "ü", []],
         "numpy": np.arange(6, dtype=np.int8).reshape(2, 3)[:, ::2],
         "half": jnp.ones(3, jnp.bfloat16) / 3,
         "nothing": np.zeros((0, 4), np.float32),
         "scalar": np.array(0.1),
+        "a/b~c": {"": np.arange(3, dtype=">i4")},
     }
 
 
@@ -48,6 +52,7 @@ def saved(tree, tmp_path):
 
 
 def same(a, b):
+    """Of one type, and equal to the bit."""
     if isinstance(a, jax.Array) and jnp.issubdtype(a.dtype, jax.dtypes.prng_key):
         return a.dtype == b.dtype and same(jax.random.key_data(a), jax.random.key_data(b))
     if type(a) is not type(b) or type(a) in (int, str):
@@ -56,14 +61,85 @@ def same(a, b):
     return a.dtype == b.dtype and a.shape == b.shape and a.tobytes() == b.tobytes()
 
 
+def all_same(a, b):
+    return jax.tree.structure(a) == jax.tree.structure(b) and all(jax.tree.leaves(jax.tree.map(same, a, b)))
+
+
+def plain(tree):
+    """States as dictionaries, tuples as lists, arrays as NumPy's in the machine's byte order."""
+    if isinstance(tree, dict):
+        return {name: plain(value) for name, value in tree.items()}
+    if hasattr(tree, "_fields"):
+        return plain(tree._asdict())
+    if isinstance(tree, list | tuple):
+        return [plain(value) for value in tree]
+    is_key = isinstance(tree, jax.Array) and jnp.issubdtype(tree.dtype, jax.dtypes.prng_key)
+    if is_key or not hasattr(tree, "dtype"):
+        return tree
+    array = np.asarray(tree)
+    return array.astype(array.dtype.newbyteorder("="))
+
+
 def test_what_is_saved_comes_back_bit_for_bit(tree, saved):
     back = opvi.load(saved)
-    assert jax.tree.structure(back) == jax.tree.structure(tree)
-    assert all(jax.tree.leaves(jax.tree.map(same, tree, back)))
-    assert type(back["state"]) is type(tree["state"])
-    assert isinstance(back["state"].particles, jax.Array)
-    assert isinstance(back["numpy"], np.ndarray)
-    assert back["odd"][3] is True
+    assert all_same(back, plain(tree))
+    assert back["odd"][4] is True
+    assert all_same(opvi.load(saved, like={**tree, "a/b~c": None}), {**tree, "a/b~c": plain(tree["a/b~c"])})
+
+
+def test_arrays_lie_by_path_and_no_class_is_named(saved):
+    data = saved.read_bytes()
+    size = HEADER.unpack_from(data)[3]
+    told = json.loads(data[HEADER.size : HEADER.size + size])
+    assert told["arrays"]["state/particles"] == {"dtype": "float32", "shape": [10, 2]}
+    assert told["arrays"]["state/optimizer/0/mu"] == {"dtype": "float32", "shape": [10, 2]}
+    assert told["arrays"]["many keys"] == {"dtype": "uint32", "shape": [3, 4], "key": "rbg"}
+    assert told["arrays"]["a~1b~0c/"] == {"dtype": "int32", "shape": [3]}
+    assert told["tree"]["odd"][3:] == [2**70, True, None, "ü", []]
+    for name in (b"State", b"optax", b"Adam", b"ParVI", b"opvi."):
+        assert name not in data[len(checkpoint.MAGIC) :]
+
+
+def test_a_state_has_the_form_of_its_sampler(sampler, tmp_path):
+    """Whatever the number of particles; nothing is drawn."""
+    state = sampler.init(KEY, 7)
+    path = opvi.save(tmp_path / "state", state)
+    assert all_same(opvi.load(path, like=sampler), state)
+    assert all_same(opvi.load(path, like=state), state)
+    both = opvi.save(tmp_path / "both", {"state": state, "note": "x", "more": (1, 2)})
+    assert all_same(opvi.load(both, like={"state": sampler}), {"state": state, "note": "x", "more": [1, 2]})
+
+
+@pytest.mark.parametrize(
+    ("saved", "like", "says"),
+    [
+        ({"a": Foreign(1)}, {"a": Foreign(1), "b": 2}, "`b` is missing"),
+        ({"a": {"value": 1}}, {"a": Foreign(1)}, "`a/parts` is missing"),
+        ({"a": {"value": 1, "parts": [], "more": 2}}, {"a": Foreign(1)}, "`a/more` is not expected"),
+        ({"a": Foreign({"x": 1, "y": 2})}, {"a": Foreign({"x": 1})}, "`a/value/y` is not expected"),
+        ({"a": Foreign(1, (1, 2))}, {"a": Foreign(1, (1,))}, "`a/parts` is a list of 2 entries, but a list of 1"),
+        ({"a": Foreign(jnp.ones(3))}, {"a": Foreign(jnp.ones(4))}, r"`a/value` is .*\(3,\), but .*\(4,\) is expected"),
+        ({"a": Foreign(jnp.ones(3))}, {"a": Foreign(jnp.ones(3, int))}, "`a/value` is .* float32 .* int32 .* expected"),
+        ({"a": np.ones(3)}, {"a": np.ones((3, 1))}, "`a` is an array"),
+        ({"a": Foreign(KEY)}, {"a": Foreign(jnp.ones(2))}, "`a/value` is an array of dtype key"),
+        ({"a": Foreign(np.ones(2))}, {"a": Foreign(KEY)}, "`a/value` is an array of dtype float64"),
+        ({"a": Foreign(1)}, {"a": Foreign(jnp.ones(()))}, "`a/value` is 1, but an array"),
+        ({"a": Foreign(None)}, {"a": Foreign(1)}, "`a/value` is nothing, but 1 is expected"),
+        ({"a": Foreign(1)}, {"a": Foreign(None)}, "`a/value` is 1, but nothing is expected"),
+        ({"a": Foreign("x")}, {"a": Foreign(1)}, "`a/value` is 'x', but 1"),
+        ([1], {"a": 1}, r"what was saved is a list of 1 entries, but entries \['a'\]"),
+    ],
+)
+def test_what_does_not_fit_is_named_by_its_path(tmp_path, saved, like, says):
+    path = opvi.save(tmp_path / "state", saved)
+    opvi.load(path)
+    with pytest.raises(CheckpointError, match=says):
+        opvi.load(path, like=like)
+
+
+def test_numpy_arrays_may_have_grown(tmp_path):
+    path = opvi.save(tmp_path / "state", {"alarms": np.arange(3)})
+    assert len(opvi.load(path, like={"alarms": np.arange(0)})["alarms"]) == 3
 
 
 @pytest.fixture
@@ -73,13 +149,13 @@ def relaxed():
 
 
 @pytest.mark.usefixtures("relaxed")
-def test_a_run_goes_on_from_a_file_with_the_same_bits(sampler, tmp_path, mixture_rows):
+def test_a_run_resumes_from_a_file_with_the_same_bits(sampler, tmp_path, mixture_rows):
     stream = opvi.stream(mixture_rows[:200], 20)
     whole, _ = opvi.run(sampler, stream, KEY, particles=10)
     half, _ = opvi.run(sampler, stream, KEY, particles=10, rounds=4)
-    back = opvi.load(opvi.save(tmp_path / "half", {"state": half, "key": KEY}))
+    back = opvi.load(opvi.save(tmp_path / "half", {"state": half, "key": KEY}), like={"state": sampler})
     resumed, _ = opvi.run(sampler, stream.after(4), back["key"], state=back["state"])
-    assert all(jax.tree.leaves(jax.tree.map(same, whole, resumed)))
+    assert all_same(resumed, whole)
 
 
 def test_every_flipped_or_missing_byte_is_found(saved):
@@ -102,10 +178,12 @@ def test_every_flipped_or_missing_byte_is_found(saved):
 
 def test_64_bits_are_not_cut_to_32_in_silence(tmp_path):
     with jax.enable_x64(True):
-        path = opvi.save(tmp_path / "long", jnp.ones(2, jnp.float64) / 3)
-        assert opvi.load(path).dtype == jnp.float64
+        state = Foreign(jnp.ones(2, jnp.float64) / 3)
+        path = opvi.save(tmp_path / "long", state)
+        assert opvi.load(path, like=state).value.dtype == jnp.float64
+    assert opvi.load(path)["value"].dtype == np.float64
     with pytest.raises(CheckpointError, match="jax_enable_x64"):
-        opvi.load(path)
+        opvi.load(path, like=Foreign(jnp.ones(2)))
 
 
 class Trap:
@@ -129,36 +207,73 @@ def forged(path, description: bytes, version=checkpoint.VERSION):
     return path
 
 
+ARRAY = '{"tree": null, "arrays": {"": %s}}'
+
+
 @pytest.mark.parametrize(
     ("description", "says"),
     [
-        (b'{"class": "os:system", "fields": {}}', "only those of opvi and optax"),
-        (b'{"class": "opvi.data:urlopen", "fields": {}}', "no state of this opvi"),
-        (b'{"class": "opvi.types:Batch", "fields": {"data": null}}', "written by another version"),
-        (b'{"class": "optax.nowhere:State", "fields": {}}', "no state of this opvi"),
-        (b'{"array": "object", "shape": [1], "jax": false}', "does not describe"),
-        (b'{"array": "float32", "shape": [-1], "jax": false}', "does not describe"),
-        (b'{"array": "float32", "shape": [1000000000000], "jax": false}', "ends before its last array"),
-        (b'{"key": "nonsense", "data": null}', "does not describe"),
-        (b'{"what": 1}', "does not describe"),
-        (b"[" * 100_000, "does not describe"),
-        (b"\xff", "does not describe"),
+        (ARRAY % '{"dtype": "object", "shape": [1]}', "no dtype 'object'"),
+        (ARRAY % '{"dtype": "U9", "shape": [1]}', "no dtype"),
+        (ARRAY % '{"dtype": ["float32"], "shape": [1]}', "does not describe"),
+        (ARRAY % '{"dtype": "float32", "shape": [-1]}', "shape"),
+        (ARRAY % '{"dtype": "float32", "shape": [true]}', "shape"),
+        (ARRAY % '{"dtype": "float32", "shape": [1.5]}', "shape"),
+        (ARRAY % '{"dtype": "float32", "shape": 1}', "shape"),
+        (ARRAY % '{"dtype": "float32", "shape": [1000000000000]}', "ends before"),
+        (ARRAY % '{"dtype": "float32", "shape": [0, 99999999999999999999]}', "does not describe"),
+        (ARRAY % ('{"dtype": "float32", "shape": [' + "0," * 99 + "0]}"), "does not describe"),
+        (ARRAY % '{"dtype": "float32", "shape": [0], "class": "os:system"}', "not an array"),
+        (ARRAY % '{"dtype": "uint32", "shape": [0], "key": "nonsense"}', "kind 'nonsense'"),
+        (ARRAY % '{"dtype": "uint32", "shape": [0], "key": "rbg"}', "does not describe"),
+        (ARRAY % '{"dtype": "float64", "shape": [0], "number": true}', "does not describe"),
+        ('{"tree": 1, "arrays": {"": {"dtype": "int8", "shape": [0]}}}', "`` has no place"),
+        ('{"tree": {"a": null}, "arrays": {"b": {"dtype": "int8", "shape": [0]}}}', "`b` has no place"),
+        ('{"tree": {"a": 1, "a": 2}, "arrays": {}}', "twice"),
+        ('{"tree": NaN, "arrays": {}}', "NaN is not a number"),
+        ('{"tree": %s, "arrays": {}}' % ("9" * 10_000), "does not describe"),
+        ('{"class": "os:system", "fields": {}}', "not a tree with arrays"),
+        ('{"tree": 1, "arrays": []}', "not a tree with arrays"),
+        ("null", "not a tree with arrays"),
+        ("[" * 100_000, "does not describe"),
+        ("\xff", "does not describe"),
     ],
 )
-def test_a_forged_file_with_a_right_checksum_builds_no_more_than_states(tmp_path, description, says):
+def test_a_forged_file_with_a_right_checksum_gives_plain_data_or_nothing(tmp_path, description, says):
     with pytest.raises(CheckpointError, match=says):
-        opvi.load(forged(tmp_path / "state.opvi", description))
+        opvi.load(forged(tmp_path / "state.opvi", description.encode("latin-1")))
 
 
-def test_a_newer_format_is_refused_with_the_remedy(tmp_path):
+def test_a_forged_length_is_refused(tmp_path):
+    path = forged(tmp_path / "state.opvi", b"null")
+    data = bytearray(path.read_bytes())
+    data[HEADER.size - 8 : HEADER.size] = (1 << 60).to_bytes(8, "little")
+    path.write_bytes(data)
+    with pytest.raises(CheckpointError, match="does not describe"):
+        opvi.load(path)
+
+
+def test_other_formats_are_refused_with_the_remedy(tmp_path):
     with pytest.raises(CheckpointError, match="written by a newer one.*pip install --upgrade"):
         opvi.load(forged(tmp_path / "state.opvi", b"null", version=checkpoint.VERSION + 1))
+    with pytest.raises(CheckpointError, match="format 1, which no released opvi wrote"):
+        opvi.load(forged(tmp_path / "state.opvi", b"null", version=1))
 
 
-@pytest.mark.parametrize("bad", [{1: 2}, Foreign(1), object(), np.array(["text"]), np.array([1j])])
+def test_only_regular_files_are_opened(tmp_path):
+    """A pipe would be waited for, and some devices act on being opened."""
+    os.mkfifo(tmp_path / "pipe")
+    for path in (tmp_path / "pipe", tmp_path, "/dev/zero"):
+        with pytest.raises(CheckpointError, match="not a regular file"):
+            opvi.load(path)
+    with pytest.raises(FileNotFoundError):
+        opvi.load(tmp_path / "nowhere")
+
+
+@pytest.mark.parametrize("bad", [{1: 2}, object(), {1, 2}, np.array(["text"]), np.array([1j]), b"bytes"])
 def test_what_cannot_be_restored_is_not_saved(tmp_path, bad):
-    with pytest.raises(TypeError, match=r"\.here is"):
-        opvi.save(tmp_path / "state.opvi", {"here": bad})
+    with pytest.raises(TypeError, match=r"`here/1` is"):
+        opvi.save(tmp_path / "state.opvi", {"here": [0, bad]})
     assert not list(tmp_path.iterdir())
 
 
@@ -177,7 +292,7 @@ def test_a_full_disk_loses_nothing(saved, monkeypatch, call):
 
 
 def test_a_missing_folder_is_named(tmp_path):
-    with pytest.raises(FileNotFoundError, match="nowhere is no folder, so nothing was saved"):
+    with pytest.raises(FileNotFoundError, match="nowhere is not a folder, so nothing was saved"):
         opvi.save(tmp_path / "nowhere" / "state.opvi", {})
 
 
@@ -191,7 +306,7 @@ def test_the_last_few_are_kept_and_the_newest_whole_one_is_found(tmp_path):
         for number in (1, 20, 300):
             kept.save(number, {"number": number})
         names = sorted(path.name for path in (tmp_path / "run").iterdir())
-        assert names == ["000000000000020.opvi", "000000000000300.opvi", "lock"]
+        assert names == ["000000000000020.opvi", "000000000000300.opvi", "lock", "owner"]
         assert kept.newest() == {"number": 300}
         (tmp_path / "run" / names[1]).write_bytes(b"opvi checkpoint\n")
     reader = opvi.running.Checkpoints(tmp_path / "run")
@@ -205,13 +320,70 @@ def test_the_last_few_are_kept_and_the_newest_whole_one_is_found(tmp_path):
         opvi.running.Checkpoints(tmp_path, keep=0)
 
 
-def test_one_writer_at_a_time(tmp_path):
-    from opvi.running._checkpoint import LockedError
+def test_a_checkpoint_that_does_not_fit_is_not_damaged(tmp_path):
+    with opvi.running.Checkpoints(tmp_path) as kept:
+        path = kept.save(1, {"state": Foreign(jnp.ones(2))})
+        assert isinstance(kept.newest(like={"state": Foreign(jnp.ones(2))})["state"], Foreign)
+        with pytest.raises(CheckpointError, match=r"000001\.opvi: `state/value` is"):
+            kept.newest(like={"state": Foreign(jnp.ones(3))})
+        assert path.exists()
 
-    with opvi.running.Checkpoints(tmp_path / "run"), pytest.raises(LockedError, match=str(os.getpid())):
+
+def test_one_writer_at_a_time(tmp_path):
+    with opvi.running.Checkpoints(tmp_path / "run"), pytest.raises(opvi.running.LockedError, match=str(os.getpid())):
         opvi.running.Checkpoints(tmp_path / "run").__enter__()
     with opvi.running.Checkpoints(tmp_path / "run"):  # free again
         pass
+
+
+HOLD = """
+import sys
+import opvi
+with opvi.running.Checkpoints(sys.argv[1]):
+    print("held", flush=True)
+    sys.stdin.read()
+"""
+
+
+def test_the_lock_dies_with_its_process(tmp_path):
+    command = [sys.executable, "-c", HOLD, str(tmp_path / "run")]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
+        assert process.stdout.readline() == b"held\n"
+        for _ in range(2):  # a refusal does not wipe out who owns it
+            with pytest.raises(opvi.running.LockedError, match=f"by process {process.pid}"):
+                opvi.running.Checkpoints(tmp_path / "run").__enter__()
+        process.kill()
+    with opvi.running.Checkpoints(tmp_path / "run"):
+        assert (tmp_path / "run" / "owner").read_text() == str(os.getpid())
+
+
+@pytest.mark.parametrize("name", ["lock", "owner"])
+def test_a_lock_is_not_written_through_a_link(tmp_path, name):
+    (tmp_path / "precious").write_text("precious")
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / name).symlink_to(tmp_path / "precious")
+    with pytest.raises(opvi.running.LockedError, match=f"{name} is a link"):
+        opvi.running.Checkpoints(tmp_path / "run").__enter__()
+    assert (tmp_path / "precious").read_text() == "precious"
+
+
+WITHOUT_FCNTL = """
+import sys, warnings
+sys.modules["fcntl"] = None  # as on Windows, or in a browser
+import opvi
+warnings.simplefilter("ignore")  # filelock's, about a weaker lock
+with opvi.running.Checkpoints(sys.argv[1]) as kept:
+    kept.save(1, {"x": 1})
+    try:
+        opvi.running.Checkpoints(sys.argv[1]).__enter__()
+    except opvi.running.LockedError:
+        print(kept.newest())
+"""
+
+
+def test_systems_without_fcntl(tmp_path):
+    command = [sys.executable, "-c", WITHOUT_FCNTL, str(tmp_path / "run")]
+    assert subprocess.run(command, capture_output=True, text=True, check=True).stdout == "{'x': 1}\n"
 
 
 def test_a_link_to_elsewhere_is_passed_over(tmp_path):

@@ -66,7 +66,7 @@ def whole_run():
     runs = [opvi.run(sampler, stream, KEY, particles=16, every=2) for sampler in (algorithm, spread)]
     (state, history), (spread_state, spread_history) = runs
     with tempfile.TemporaryDirectory() as folder:
-        loaded = opvi.load(opvi.save(Path(folder) / "state", spread_state))
+        loaded = opvi.load(opvi.save(Path(folder) / "state", spread_state), like=algorithm)
     assert cut(loaded) == []  # whole, on one device
     once, again = (opvi.run(spread, stream, KEY, state=s, rounds=1)[0] for s in (spread_state, loaded))
     return {

@@ -1,41 +1,47 @@
-r"""Saving and loading: one file, written whole or not at all, checked when read, and never executed.
+r"""One file: written whole or not at all, checked when read, never executed.
 
-`Checkpoints` keeps the last few of a run in a folder, and lets one process at a time write there.
+A file is a header (a line that names the format, its version, a checksum of all the rest, the length of the
+description), a description as JSON, and the bytes of the arrays in the order in which it names them:
 
-A file is a line that names the format and its version, a checksum of all the rest, a description of the tree as
-JSON, and the arrays' bytes. Loading builds arrays, plain containers and the state classes of opvi and optax, and
-nothing else.
+    {"tree": {"state": {"particles": null, "optimizer": [{"count": null, "mu": null}]}, "rows": 1200},
+     "arrays": {"state/particles": {"dtype": "float32", "shape": [100, 2]}, …}}
+
+The tree is plain data: dictionaries (also for the fields of states), lists (also for tuples), numbers, strings. Where
+it says null and the path (with `/` in a name written `~1`, and `~` written `~0`) is among the arrays, the array stands.
+No class is named, so code may move and be renamed; loading imports nothing and makes nothing but plain data.
 """
 
-import fcntl
 import hashlib
 import json
 import math
 import os
+import stat
 import struct
 import tempfile
-from importlib import import_module
+from collections.abc import Iterable, Iterator
 from pathlib import Path
-from types import TracebackType
-from typing import Any, Self
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-MAGIC, VERSION = b"opvi checkpoint\n", 1
+from opvi.types import Tree
+
+MAGIC, VERSION = b"opvi checkpoint\n", 2
 HEADER = struct.Struct("<16sI32sQ")  # the magic, the version, SHA-256 of what follows, length of the description
-TRUSTED = ("opvi", "optax")  # packages whose NamedTuples may stand in a file
 LARGEST_DESCRIPTION = 1 << 28  # bytes
-ENDING, DAMAGED = ".opvi", ".damaged"
+WHOLE = {f"{sign}int{bits}" for sign in ("", "u") for bits in (8, 16, 32, 64)}
+DTYPES = {"bool", *WHOLE, "float16", "float32", "float64", "bfloat16", "float8_e4m3fn", "float8_e5m2"}
+KEYS = {"threefry2x32", "rbg", "unsafe_rbg"}  # the kinds of JAX's random keys
 
 
 class CheckpointError(ValueError):
-    """A file that is no checkpoint, is damaged, or comes from another version."""
+    """A file that is not a checkpoint, is damaged, comes from another version, or does not fit."""
 
 
-def save(path: str | Path, tree: Any) -> Path:
-    """Write a state, or any pytree that holds states, arrays, numbers and texts.
+def save(path: str | Path, tree: Tree) -> Path:
+    """Write a state, or any pytree that holds states, arrays, JAX keys, numbers and strings.
 
     The file appears under its name only when all of it is on the disk; a crash or a full disk on the way leaves what
     was there before.
@@ -44,131 +50,72 @@ def save(path: str | Path, tree: Any) -> Path:
         path: the file; its folder must exist.
         tree: e.g. a sampler's state, or `{"state": state, "key": key, "rows": 1200}`.
     """
-    path = Path(path)
-    arrays: list[np.ndarray] = []
-    description = json.dumps(_describe(tree, arrays, "")).encode()
-    parts = [description, *(np.ascontiguousarray(a).tobytes() for a in arrays)]
+    arrays: dict[str, Any] = {}
+    parts: list[np.ndarray] = []
+    plain = _plain(tree, "", arrays, parts)
+    description = json.dumps({"tree": plain, "arrays": arrays}, allow_nan=False).encode()
+    blocks = [memoryview(description), *(a.reshape(-1).view(np.uint8).data for a in parts)]
     digest = hashlib.sha256()
-    for part in parts:
-        digest.update(part)
-    header = HEADER.pack(MAGIC, VERSION, digest.digest(), len(description))
-    write_whole(path, [header, *parts])
-    return path
+    for block in blocks:
+        digest.update(block)
+    write_whole(Path(path), [HEADER.pack(MAGIC, VERSION, digest.digest(), len(description)), *blocks])
+    return Path(path)
 
 
-def load(path: str | Path) -> Any:
-    """What was saved, bit for bit, with arrays on the default device."""
-    path = Path(path)
-    data = path.read_bytes()
+def load(path: str | Path, like: Tree = None) -> Tree:
+    """Return what was saved, bit for bit.
+
+    Args:
+        path: the file.
+        like: what the result looks like: a state, or a sampler (whose state has that form), or a dictionary of them, in
+            which entries of the file may be left out. JAX arrays must have the same shape, NumPy's as many axes.
+            Without it, states come back as dictionaries of their fields, tuples as lists, and arrays as NumPy's.
+    """
+    tree = read(Path(path))
+    try:
+        return shaped(tree, like)
+    except CheckpointError as error:
+        raise CheckpointError(f"{path}: {error}") from None
+
+
+def read(path: Path) -> Tree:
+    """Return what was saved as plain data."""
+    data = _bytes(path)
     if len(data) < HEADER.size or not data.startswith(MAGIC):
-        raise CheckpointError(f"{path} is no opvi checkpoint, or only the beginning of one. It was not read.")
+        raise CheckpointError(f"{path} is not an opvi checkpoint, or only the beginning of one. It was not read.")
     _, version, digest, size = HEADER.unpack_from(data)
     if version > VERSION:
         raise CheckpointError(
-            f"{path} has format {version}, but this opvi reads up to {VERSION}: it was written by a newer one. "
+            f"{path} has format {version}, but this opvi reads format {VERSION}: it was written by a newer one. "
             "Install that (`pip install --upgrade opvi`)."
+        )
+    if version < VERSION:
+        raise CheckpointError(
+            f"{path} has format {version}, which no released opvi wrote and this one does not read. Learn again from "
+            "the data."
         )
     body = memoryview(data)[HEADER.size :]
     if hashlib.sha256(body).digest() != digest:
         raise CheckpointError(f"{path} is damaged: its contents do not match their checksum. Use an older checkpoint.")
-    if size > min(len(body), LARGEST_DESCRIPTION):
-        raise CheckpointError(f"{path} is damaged: it says that its description has {size} bytes. Use an older one.")
     try:
-        arrays = _Arrays(body[size:])
-        tree = _build(json.loads(bytes(body[:size])), arrays)
-    except CheckpointError as error:
-        raise CheckpointError(f"{path}: {error}") from None
-    except (KeyError, TypeError, ValueError, AttributeError, RecursionError) as error:
-        raise CheckpointError(f"{path} does not describe a state that this opvi knows ({error}).") from error
-    if arrays.rest():
-        raise CheckpointError(f"{path} holds {arrays.rest()} bytes more than it describes.")
+        if size > min(len(body), LARGEST_DESCRIPTION):
+            raise ValueError(f"its description would have {size} bytes")
+        found = json.loads(bytes(body[:size]), object_pairs_hook=_distinct, parse_constant=_refused)
+        if not isinstance(found, dict) or set(found) != {"tree", "arrays"} or not isinstance(found["arrays"], dict):
+            raise ValueError("it is not a tree with arrays")
+        arrays = dict(_arrays(found["arrays"], body[size:]))
+        tree = _filled(found["tree"], "", arrays)
+        if arrays:
+            raise ValueError(f"`{next(iter(arrays))}` has no place in its tree")
+    except (TypeError, ValueError, OverflowError, RecursionError, MemoryError) as error:
+        raise CheckpointError(f"{path} does not describe a checkpoint: {error}.") from None
     return tree
 
 
-class LockedError(RuntimeError):
-    """Another process writes to this folder."""
-
-
-class Checkpoints:
-    """The last few checkpoints of one run, in a folder of their own.
-
-    `with Checkpoints(folder) as kept:` makes the folder and locks it against other writers until the block, or the
-    process, ends. Reading (`newest`) needs no lock.
-
-    Args:
-        folder: only checkpoints belong there.
-        keep: how many of the last ones stay. A damaged one falls back to the one before it.
-    """
-
-    def __init__(self, folder: str | Path, keep: int = 3):
-        if keep < 1:
-            raise ValueError(f"`keep` is {keep}, but at least 1 checkpoint must stay.")
-        self.folder, self.keep = Path(folder), keep
-        self.damaged: list[str] = []  # what `newest` passed over, and why
-        self._lock: int | None = None
-
-    def __enter__(self) -> Self:
-        self.folder.mkdir(parents=True, exist_ok=True)
-        lock = os.open(self.folder / "lock", os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o644)
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)  # the system opens it again when the process ends
-        except OSError:
-            owner = os.read(lock, 20).decode(errors="replace").strip()
-            os.close(lock)
-            raise LockedError(
-                f"{self.folder} is being written to by process {owner or '(unknown)'}. Wait for it, stop it, or choose "
-                "another folder."
-            ) from None
-        os.ftruncate(lock, 0)
-        os.write(lock, str(os.getpid()).encode())
-        self._lock = lock
-        return self
-
-    def __exit__(self, kind: type | None, error: BaseException | None, trace: TracebackType | None) -> None:
-        if self._lock is not None:
-            os.close(self._lock)
-            self._lock = None
-
-    def save(self, number: int, tree: Any) -> Path:
-        """Save under a number that grows, such as the rounds done; older ones beyond `keep` are deleted."""
-        path = save(self.folder / f"{number:015d}{ENDING}", tree)
-        old = [other for other in self._paths() if other != path][self.keep - 1 :]
-        for other in [*old, *self.folder.glob(".*.part")]:  # parts: of a process killed while it wrote
-            other.unlink(missing_ok=True)
-        return path
-
-    def newest(self) -> Any:
-        """The newest checkpoint that is whole, or None if there is none; what was passed over is in `damaged`.
-
-        Whoever holds the lock sets damaged files aside under another name.
-        """
-        for path in self._paths():
-            try:
-                if path.is_symlink():
-                    raise CheckpointError(f"{path} is a link, but a run's files must lie in its own folder.")
-                return load(path)
-            except FileNotFoundError:  # a running process has deleted it since
-                return self.newest()
-            except (CheckpointError, OSError) as error:
-                self.damaged.append(str(error))
-                if self._lock is not None:
-                    path.rename(path.with_suffix(DAMAGED))
-        return None
-
-    @property
-    def begun(self) -> bool:
-        """Whether anything was saved here."""
-        return bool(self._paths())
-
-    def _paths(self) -> list[Path]:
-        """The newest first."""
-        return sorted(self.folder.glob(f"[0-9]*{ENDING}"), reverse=True)
-
-
-def write_whole(path: Path, parts: list[bytes]) -> None:
-    """A file with all of these parts, or none: nothing is there before all of it is."""
+def write_whole(path: Path, parts: Iterable[bytes | memoryview]) -> None:
+    """Write a file with all of these parts, or none: nothing is there before all of it is."""
     if not path.parent.is_dir():
-        raise FileNotFoundError(f"{path.parent} is no folder, so nothing was saved. Make it first: `mkdir`.")
+        raise FileNotFoundError(f"{path.parent} is not a folder, so nothing was saved. Make it first: `mkdir`.")
     handle, temporary = tempfile.mkstemp(prefix=f".{path.name}.", suffix=".part", dir=path.parent)
     try:
         with os.fdopen(handle, "wb") as file:
@@ -180,116 +127,214 @@ def write_whole(path: Path, parts: list[bytes]) -> None:
     except BaseException:
         Path(temporary).unlink(missing_ok=True)
         raise
-    folder = os.open(path.parent, os.O_RDONLY)
-    try:
-        os.fsync(folder)  # the name, too, is on the disk
-    finally:
-        os.close(folder)
+    if os.name != "nt":  # Windows has no such thing
+        folder = os.open(path.parent, os.O_RDONLY)
+        try:
+            os.fsync(folder)  # the name, too, is on the disk
+        finally:
+            os.close(folder)
 
 
-# --- trees as JSON ------------------------------------------------------------------------------
+def _bytes(path: Path) -> bytes:
+    """The contents of a regular file; anything else is refused at once, and not waited for."""
+    flags = os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0) | getattr(os, "O_CLOEXEC", 0)
+    regular = stat.S_ISREG(path.stat().st_mode)  # a device may act on being opened
+    if regular:
+        with os.fdopen(os.open(path, flags), "rb") as file:
+            regular = stat.S_ISREG(os.fstat(file.fileno()).st_mode)
+            if regular:
+                return file.read()
+    raise CheckpointError(f"{path} is not a regular file, so it is not an opvi checkpoint. It was not read.")
 
 
-def _describe(tree: Any, arrays: list[np.ndarray], where: str) -> Any:
-    """The tree with every array replaced by its dtype and shape; arrays are appended to the list."""
+# --- trees as plain data ------------------------------------------------------------------------
+
+
+def _below(path: str, name: object) -> str:
+    """The path of a part."""
+    escaped = str(name).replace("~", "~0").replace("/", "~1")
+    return f"{path}/{escaped}" if path else escaped
+
+
+def _plain(tree: Tree, path: str, arrays: dict[str, Any], parts: list[np.ndarray]) -> Any:
+    """The tree with None in place of every array; arrays are described, and appended to the parts."""
+
+    def put(array: np.ndarray, **more: str | bool) -> None:
+        arrays[path] = {"dtype": array.dtype.name, "shape": array.shape, **more}
+        parts.append(np.ascontiguousarray(array.astype(_dtype(array.dtype.name), copy=False)))
+
+    where = f"`{path}`" if path else "the tree"
     if tree is None or isinstance(tree, bool | str):
         return tree
     if isinstance(tree, int | float) and not isinstance(tree, np.generic):
-        return {"number": tree.hex() if isinstance(tree, float) else str(tree), "is": type(tree).__name__}
-    if isinstance(tree, dict):
-        if not all(isinstance(key, str) for key in tree):
-            raise TypeError(f"{where or 'the tree'} is a dict with keys that are no texts, which cannot be saved.")
-        return {"dict": {key: _describe(value, arrays, f"{where}.{key}") for key, value in tree.items()}}
-    if isinstance(tree, tuple) and hasattr(tree, "_fields"):
-        kind = type(tree)
-        if kind.__module__.split(".")[0] not in TRUSTED:
-            raise TypeError(
-                f"{where or 'the tree'} is a {kind.__module__}.{kind.__qualname__}, but only classes of "
-                f"{' and '.join(TRUSTED)} are restored by name. Save its fields instead: `{where}._asdict()`."
-            )
-        fields = {name: _describe(getattr(tree, name), arrays, f"{where}.{name}") for name in tree._fields}
-        return {"class": f"{kind.__module__}:{kind.__qualname__}", "fields": fields}
-    if isinstance(tree, list | tuple):
-        return {type(tree).__name__: [_describe(value, arrays, f"{where}[{i}]") for i, value in enumerate(tree)]}
-    if isinstance(tree, jax.Array) and jnp.issubdtype(tree.dtype, jax.dtypes.prng_key):
-        return {"key": str(jax.random.key_impl(tree)), "data": _describe(jax.random.key_data(tree), arrays, where)}
-    if isinstance(tree, jax.Array | np.ndarray | np.generic):
+        if isinstance(tree, int) or math.isfinite(tree):
+            return tree
+        put(np.array(tree), number=True)  # JSON has no word for it
+    elif isinstance(tree, dict):
+        odd = [name for name in tree if not isinstance(name, str)]
+        if odd:
+            raise TypeError(f"{where} is a dictionary with the key {odd[0]!r}, but only strings can be saved as keys.")
+        return {name: _plain(value, _below(path, name), arrays, parts) for name, value in tree.items()}
+    elif isinstance(tree, tuple) and hasattr(tree, "_fields"):
+        return _plain(dict(zip(tree._fields, tree, strict=True)), path, arrays, parts)
+    elif isinstance(tree, list | tuple):
+        return [_plain(value, _below(path, i), arrays, parts) for i, value in enumerate(tree)]
+    elif _is_key(tree):
+        put(np.asarray(jax.random.key_data(tree)), key=str(jax.random.key_impl(tree)))
+    elif isinstance(tree, jax.Array | np.ndarray | np.generic):
         array = np.asarray(tree)
-        if array.dtype.kind not in "fiubV" or array.dtype.names:
-            raise TypeError(f"{where or 'the tree'} is an array of dtype {array.dtype}, but only numbers are saved.")
-        arrays.append(array)
-        return {"array": array.dtype.name, "shape": array.shape, "jax": isinstance(tree, jax.Array)}
-    raise TypeError(
-        f"{where or 'the tree'} is a {type(tree).__name__}, but a checkpoint holds arrays, numbers, texts and plain "
-        "containers of them."
-    )
-
-
-class _Arrays:
-    """Hands out the arrays of a file, one after the other."""
-
-    def __init__(self, data: memoryview):
-        self.data, self.at = data, 0
-
-    def next(self, name: str, shape: list[int]) -> np.ndarray:
-        dtype = np.dtype(getattr(jnp, name)) if name.startswith(("bfloat", "float8")) else np.dtype(name)
-        if dtype.kind not in "fiubV" or not all(isinstance(k, int) and k >= 0 for k in shape):
-            raise ValueError(f"an array of dtype {name} and shape {shape}")
-        size = dtype.itemsize * math.prod(shape)
-        if size > self.rest():
-            raise CheckpointError("it ends before its last array.")
-        part = self.data[self.at : self.at + size]
-        self.at += size
-        return np.frombuffer(part, dtype).reshape(shape).copy()
-
-    def rest(self) -> int:
-        return len(self.data) - self.at
-
-
-def _build(node: Any, arrays: _Arrays) -> Any:
-    if node is None or isinstance(node, bool | str):
-        return node
-    if "array" in node:
-        array = arrays.next(node["array"], node["shape"])
-        if node["jax"] and jax.dtypes.canonicalize_dtype(array.dtype) != array.dtype:
-            raise CheckpointError(
-                f"it holds arrays of dtype {array.dtype}, which JAX would cut to 32 bits as it is set up now. Switch "
-                "long ones on before loading: `jax.config.update('jax_enable_x64', True)`."
-            )
-        return jnp.asarray(array) if node["jax"] else array
-    if "number" in node:
-        return float.fromhex(node["number"]) if node["is"] == "float" else int(node["number"])
-    if "key" in node:
-        return jax.random.wrap_key_data(_build(node["data"], arrays), impl=node["key"])
-    if "dict" in node:
-        return {key: _build(value, arrays) for key, value in node["dict"].items()}
-    if "list" in node:
-        return [_build(value, arrays) for value in node["list"]]
-    if "tuple" in node:
-        return tuple(_build(value, arrays) for value in node["tuple"])
-    kind = _class(node["class"])
-    if set(kind._fields) != set(node["fields"]):
-        raise CheckpointError(
-            f"it holds a {node['class']} with the fields {sorted(node['fields'])}, but this opvi's has "
-            f"{sorted(kind._fields)}. It was written by another version of opvi or optax: load it with that."
+        if array.dtype.name not in DTYPES:
+            raise TypeError(f"{where} is an array of dtype {array.dtype}, but only numbers are saved.")
+        put(array)
+    else:
+        raise TypeError(
+            f"{where} is a {type(tree).__name__}, but a checkpoint holds arrays, JAX keys, numbers, strings and plain "
+            "containers of them."
         )
-    return kind(**{name: _build(value, arrays) for name, value in node["fields"].items()})
+    return None
 
 
-def _class(name: str) -> Any:
-    """A state's class, found by name among those of trusted packages."""
-    module, _, qualified = name.partition(":")
-    if module.split(".")[0] not in TRUSTED:
-        raise CheckpointError(f"it asks for the class {name}, but only those of {' and '.join(TRUSTED)} are made.")
-    try:
-        found: Any = import_module(module)
-        for part in qualified.split("."):
-            found = getattr(found, part)
-    except (ImportError, AttributeError):
-        found = None
-    if not (isinstance(found, type) and issubclass(found, tuple) and hasattr(found, "_fields")):
-        raise CheckpointError(
-            f"it asks for the class {name}, which is no state of this opvi. It was written by another version: "
-            "load it with that."
-        )
+def _is_key(leaf: object) -> bool:
+    return isinstance(leaf, jax.Array | jax.ShapeDtypeStruct) and jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key)
+
+
+def _dtype(name: str) -> np.dtype:
+    """A number's dtype, in the byte order of a file."""
+    if name not in DTYPES:
+        raise ValueError(f"there is no dtype {name!r} of numbers")
+    if name.startswith(("bfloat", "float8")):
+        return np.dtype(getattr(jnp, name))
+    return np.dtype(name).newbyteorder("<")
+
+
+def _distinct(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    found = dict(pairs)
+    if len(found) < len(pairs):
+        raise ValueError("a name stands twice in a dictionary")
     return found
+
+
+def _refused(word: str) -> Any:
+    raise ValueError(f"{word} is not a number")
+
+
+def _arrays(described: dict[str, Any], data: memoryview) -> Iterator[tuple[str, Any]]:
+    """The arrays of a file by their paths."""
+    at = 0
+    for path, about in described.items():
+        if not isinstance(about, dict) or not {"dtype", "shape"} <= set(about) <= {"dtype", "shape", "key", "number"}:
+            raise ValueError(f"`{path}` is not an array")
+        shape = about["shape"]
+        if not isinstance(shape, list) or not all(type(k) is int and k >= 0 for k in shape):
+            raise ValueError(f"`{path}` has the shape {shape}")
+        dtype = _dtype(about["dtype"])
+        size = dtype.itemsize * math.prod(shape)
+        if size > len(data) - at:
+            raise ValueError(f"it ends before `{path}` does")
+        array = np.zeros(shape, dtype)
+        array.reshape(-1).view(np.uint8)[:] = np.frombuffer(data[at : at + size], np.uint8)
+        at += size
+        array = array.astype(dtype.newbyteorder("="), copy=False)
+        if "key" in about:
+            if about["key"] not in KEYS:
+                raise ValueError(f"`{path}` is a key of the kind {about['key']!r}")
+            yield path, jax.random.wrap_key_data(jnp.asarray(array), impl=about["key"])
+        else:
+            yield path, float(array) if "number" in about else array
+    if at < len(data):
+        raise ValueError(f"it holds {len(data) - at} bytes more than it describes")
+
+
+def _filled(node: Any, path: str, arrays: dict[str, Any]) -> Tree:
+    """The plain tree with the arrays in their places."""
+    if node is None:
+        return arrays.pop(path, None)
+    if isinstance(node, dict):
+        return {name: _filled(value, _below(path, name), arrays) for name, value in node.items()}
+    if isinstance(node, list):
+        return [_filled(value, _below(path, i), arrays) for i, value in enumerate(node)]
+    return node
+
+
+# --- plain data as states -----------------------------------------------------------------------
+
+
+def shaped(tree: Tree, like: Tree, path: str = "", exact: bool = False) -> Tree:
+    """Return plain data in the form of `like`; `exact` where a dictionary may not have other entries."""
+    where = f"`{path}`" if path else "what was saved"
+    if like is None and not exact:
+        return tree
+    if callable(getattr(like, "init", None)) and callable(getattr(like, "step", None)):
+        like = _state_of(like, tree)
+    if isinstance(like, dict) or hasattr(like, "_fields"):
+        exact = exact or not isinstance(like, dict)
+        entries = dict(like) if isinstance(like, dict) else dict(zip(like._fields, like, strict=True))
+        if not isinstance(tree, dict):
+            raise CheckpointError(f"{where} is {_kind(tree)}, but entries {sorted(entries)} are expected.")
+        odd = sorted(set(entries) - set(tree)) or (sorted(set(tree) - set(entries)) if exact else [])
+        if odd:
+            side = "is missing" if odd[0] in entries else "is not expected"
+            raise CheckpointError(f"`{_below(path, odd[0])}` {side}. It was saved by another sampler or version.")
+        made = {name: shaped(tree[name], entries.get(name), _below(path, name), exact) for name in tree}
+        return made if isinstance(like, dict) else type(like)(**made)
+    if isinstance(like, list | tuple):
+        if not isinstance(tree, list) or len(tree) != len(like):
+            raise CheckpointError(f"{where} is {_kind(tree)}, but a list of {len(like)} entries is expected.")
+        return type(like)(shaped(tree[i], part, _below(path, i), True) for i, part in enumerate(like))
+    return _leaf(tree, like, where)
+
+
+def _leaf(found: Any, like: Any, where: str) -> Any:
+    if isinstance(like, jax.Array | jax.ShapeDtypeStruct | np.ndarray | np.generic):
+        fits = isinstance(found, np.ndarray | jax.Array) and _is_key(found) == _is_key(like)
+        on_device = isinstance(like, jax.Array | jax.ShapeDtypeStruct) and not _is_key(like)
+        if fits and on_device and jax.dtypes.canonicalize_dtype(found.dtype) != found.dtype:
+            raise CheckpointError(
+                f"{where} has dtype {found.dtype}, which JAX would cut to 32 bits as it is set up now. Switch long "
+                "ones on before loading: `jax.config.update('jax_enable_x64', True)`."
+            )
+        fits = fits and found.dtype == like.dtype and found.ndim == like.ndim
+        if not fits or (found.shape != like.shape and not isinstance(like, np.ndarray)):  # NumPy's may grow
+            raise CheckpointError(f"{where} is {_kind(found)}, but {_kind(like)} is expected.")
+        return jnp.asarray(found) if on_device else found
+    if not (isinstance(found, type(like)) or (isinstance(like, int | float) and isinstance(found, int | float))):
+        raise CheckpointError(f"{where} is {_kind(found)}, but {_kind(like)} is expected.")
+    return found
+
+
+def _state_of(sampler: Any, tree: Tree) -> Tree:
+    """The form of a sampler's state, with as many particles as were saved; nothing is computed."""
+    key = jax.random.key(0)
+    count = _particles(tree)
+    try:
+        usual = jax.eval_shape(lambda: sampler.init(key))
+        if count in (None, len(usual.particles)):
+            return usual
+    except TypeError:  # it has no usual number
+        if count is None:
+            raise
+    try:
+        return jax.eval_shape(lambda: sampler.init(key, count))
+    except ValueError as error:
+        raise CheckpointError(f"it holds {count} particles: {error}") from None
+
+
+def _particles(tree: Tree) -> int | None:
+    """How many there are, in a state or in one that it holds."""
+    if not isinstance(tree, dict):
+        return None
+    found = tree.get("particles")
+    if isinstance(found, np.ndarray) and found.ndim:
+        return len(found)
+    return next((count for count in map(_particles, tree.values()) if count is not None), None)
+
+
+def _kind(value: Any) -> str:
+    """What a value is, for messages."""
+    if isinstance(value, dict):
+        return f"a dictionary of {sorted(value)}"
+    if isinstance(value, list | tuple):
+        return f"a list of {len(value)} entries"
+    if hasattr(value, "dtype"):
+        return f"an array of dtype {value.dtype} and shape {value.shape}"
+    return "nothing" if value is None else repr(value)

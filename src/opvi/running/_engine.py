@@ -1,6 +1,6 @@
 """One engine under every front door: rows in, batches learnt in one compiled loop, questions answered in few sizes."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Hashable, Iterator
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -17,8 +17,8 @@ CHUNK_ROUNDS = 256
 FEW_ROUNDS = 16  # fewer are learnt one by one, by a program for one batch
 ASK_ROWS = (1, 32, 1024)  # sizes that questions are padded to
 
-Record = Callable[[Any, Any, Batch], Any]  # a pure function of (state, info, batch)
-Watcher = Callable[[Any, Any, Batch], Any]  # of the states before and after a round, and its batch
+Record = Callable[[Tree, Tree, Batch], Tree]  # a pure function of (state, info, batch)
+Watcher = Callable[[Tree, Tree, Batch], Tree]  # of the states before and after a round, and its batch
 
 
 def started(sampler: Sampler, key: Key, particles: Start = None) -> State:
@@ -78,7 +78,7 @@ def again(sampler: Sampler, key: Key, state: Tree, batches: Batch, count: Array)
 
 @partial(jax.jit, static_argnums=(0, 1, 2))
 def answer(
-    sampler: Sampler, what: Callable[..., Tree], static: tuple[Any, ...], state: Tree, x: Tree, others: Tree
+    sampler: Sampler, what: Callable[..., Tree], static: tuple[Hashable, ...], state: Tree, x: Tree, others: Tree
 ) -> Tree:
     """Return what a function says about the predictive at x."""
     return what(sampler.predict(state, x), *others, *static)
@@ -87,7 +87,7 @@ def answer(
 class Fed(NamedTuple):
     """What was learnt by a call of `feed`, as NumPy arrays."""
 
-    info: Any  # the sampler's Info, leaves [rounds, ...]
+    info: Tree  # the sampler's Info, leaves [rounds, ...]
     data: Data  # leaves [rounds, batch, ...]
     weight: np.ndarray  # [rounds, batch]: 0 for padding
 
@@ -110,7 +110,7 @@ class Engine:
         if batch < 1:
             raise ValueError(f"`batch` is {batch}, but a batch has at least 1 row.")
         self.sampler, self.key, self.batch = sampler, as_key(key), int(batch)
-        self.state: Any = started(sampler, self.key) if state is None else state
+        self.state: Tree = started(sampler, self.key) if state is None else state
         self.waiting: Batch | None = None  # rows, fewer than a batch
 
     def feed(self, data: Data, weight: ArrayLike | None = None, *, last: bool = False) -> Fed | None:
@@ -153,7 +153,7 @@ class Engine:
             state = again(self.sampler, self.key, state, chunk, jnp.int32(count))
         self.state = state
 
-    def ask(self, x: Tree, what: Callable[..., Tree], *static: Any, others: tuple[ArrayLike, ...] = ()) -> Any:
+    def ask(self, x: Tree, what: Callable[..., Tree], *static: Hashable, others: tuple[ArrayLike, ...] = ()) -> Tree:
         """Return what a function says about the predictive at some rows, as NumPy arrays `[rows, ...]`.
 
         Args:
@@ -184,12 +184,12 @@ class Engine:
         data = as_rows(data, dtype)
         return Batch(data, weights(weight, row_count(data)).astype(dtype, copy=False))  # type: ignore[arg-type]
 
-    def __getstate__(self) -> dict[str, Any]:
+    def __getstate__(self) -> dict[str, Tree]:
         """NumPy arrays and settings."""
         key = str(jax.random.key_impl(self.key)), np.asarray(jax.random.key_data(self.key))
         return {**self.__dict__, "state": jax.tree.map(np.asarray, self.state), "key": key}
 
-    def __setstate__(self, held: dict[str, Any]) -> None:
+    def __setstate__(self, held: dict[str, Tree]) -> None:
         kind, data = held["key"]
         self.__dict__.update(held, key=jax.random.wrap_key_data(jnp.asarray(data), impl=kind))
 

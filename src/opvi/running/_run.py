@@ -14,13 +14,12 @@ import jax.numpy as jnp
 import numpy as np
 
 from opvi.flows.schedules import BatchRule, within_budget
-from opvi.running._checkpoint import Checkpoints
 from opvi.running._engine import CHUNK_ROUNDS, Record, advance, one_round, started
 from opvi.running._progress import Progress
 from opvi.running._rows import as_rows, joined, padded, row_count, size_of, taken
-from opvi.running._saving import SAVE_EVERY, Saver
+from opvi.running._saving import SAVE_EVERY, Checkpoints, Saver
 from opvi.running._stream import stream as make_stream
-from opvi.types import Algorithm, Batch, Data, DivergedError, Key, Sampler, Tracker, as_key
+from opvi.types import Algorithm, Batch, Data, DivergedError, Key, Sampler, Seed, Start, Tracker, Tree, as_key
 
 CHUNK_BYTES = 1 << 24  # of batches and of recorded values held at once
 
@@ -28,33 +27,33 @@ CHUNK_BYTES = 1 << 24  # of batches and of recorded values held at once
 class Chunk(NamedTuple):
     """What a callback sees: the rounds just done."""
 
-    state: Any  # after the last of them
+    state: Tree  # after the last of them
     round: int  # rounds done in all
-    info: Any  # leaves [k, ...]
-    record: Any  # leaves [k, ...], or None
+    info: Tree  # leaves [k, ...]
+    record: Tree  # leaves [k, ...], or None
     batches: list[Batch]
 
 
 class History(NamedTuple):
-    """A run as arrays, one entry a round."""
+    """A run as arrays, one entry per round."""
 
     round: np.ndarray  # [T]: 1, 2, …
-    info: Any  # the sampler's Info, leaves [T, ...]
-    record: Any  # what `record` returned, leaves [T, ...], or None
-    callbacks: dict[str, Any]  # name -> {"round": [m], "value": leaves [m, ...]}
+    info: Tree  # the sampler's Info, leaves [T, ...]
+    record: Tree  # what `record` returned, leaves [T, ...], or None
+    callbacks: dict[str, Tree]  # name -> {"round": [m], "value": leaves [m, ...]}
     seconds: float  # wall time, compilation included
 
 
-Callback = Callable[[Chunk], Any]
+Callback = Callable[[Chunk], Tree]
 
 
 def run(
     sampler: Sampler | Algorithm | Tracker,
     stream: Iterable[Batch],
-    key: Any,
+    key: Seed,
     *,
-    particles: Any = None,
-    state: Any = None,
+    particles: Start = None,
+    state: Tree = None,
     rounds: int | None = None,
     record: Record | None = None,
     callbacks: Mapping[str, Callback] | None = None,
@@ -62,8 +61,8 @@ def run(
     progress: bool | str = False,
     checkpoint: str | Path | None = None,
     save_every: float = SAVE_EVERY,
-) -> tuple[Any, History]:
-    """Run a sampler over a stream. Returns its state and the history.
+) -> tuple[Tree, History]:
+    """Run a sampler over a stream; return its state and the history.
 
     The result is the same, bit for bit, as calling `sampler.step` in a loop, whatever `every` is and
     wherever the run is cut and resumed: `run(sampler, stream.after(state.round), key, state=state)`.
@@ -72,20 +71,21 @@ def run(
         sampler: e.g. `opvi.tracker(target)` or `opvi.opvi(target, step=0.01)`.
         stream: `opvi.stream(...)`, or any iterable of `Batch`.
         key: a JAX key or an integer seed. The same key resumes the same run.
-        particles: what `sampler.init` takes: how many to draw, or the particles themselves. 100 if not given,
-            or as many as a tracker recommends.
-        state: where to go on from, instead of new particles.
+        particles: what `sampler.init` takes: how many to draw, or the particles themselves. the sampler's
+            usual number if not given.
+        state: where to resume, instead of new particles.
         rounds: stop after this many more rounds; with `checkpoint`, after this many since the run began.
         record: a pure function of `(state, info, batch)`, compiled into the loop; what it returns is kept
             for every round.
         callbacks: name -> function of a `Chunk`, called on the host between chunks; what it returns (an
             array, or a pytree of them) is kept in `history.callbacks[name]`, None is not. One that has a method
             `record(before, after, batch)` of the states around a round, pure and compiled into the loop, sees every
-            round: its chunk's `record` is that method's, and it returns one entry a round, e.g. `opvi.regret.watch`.
+            round: its chunk's `record` is that method's, and it returns one entry per round, e.g. `opvi.regret.watch`.
         every: call them every so many rounds. By default chunks are as long as memory likes.
-        progress: draw a progress bar on standard error; a text is its label.
-        checkpoint: a folder for the run's checkpoints. The same call again, with the stream from its beginning, goes
-            on from the last good one; batches learnt before are passed over, and the history tells of the others.
+        progress: draw a progress bar on standard error; a string is its label.
+        checkpoint: a folder for the run's checkpoints. The same call again, with the stream from its beginning,
+            resumes from the last good one; batches learnt before are passed over, and the history is of the others.
+            With another key or sampler it is refused.
         save_every: seconds between checkpoints, at least. One more is saved when the run ends, also by an error.
     """
     key = as_key(key)
@@ -93,12 +93,12 @@ def run(
         if value is not None and value < 1:
             raise ValueError(f"`{name}` is {value}, but must be at least 1, or None.")
     with ExitStack() as stack:
-        saver = None if checkpoint is None else Saver(stack.enter_context(Checkpoints(checkpoint)), save_every)
-        resumed = saver is not None and saver.resumed(key, stream, rounds)
-        if resumed:
-            state, stream, rounds = resumed
-        elif state is None:
-            state = started(sampler, key, particles)  # type: ignore[arg-type]
+        begin = partial(started, cast(Sampler, sampler), key, particles) if state is None else lambda: state
+        saver = resumed = None
+        if checkpoint is not None:
+            saver = Saver(stack.enter_context(Checkpoints(checkpoint)), save_every, cast(Sampler, sampler), key)
+            resumed = saver.resumed(begin, stream, rounds)
+        state, stream, rounds = resumed or (begin(), stream, rounds)
         source = _first(stream, rounds)
         head = next(source, None)
         if head is None and resumed:  # all of it was learnt before
@@ -119,7 +119,7 @@ def run(
 def _over(
     sampler: Sampler,
     key: Key,
-    state: Any,
+    state: Tree,
     head: Batch,
     source: Iterator[Batch],
     place: Callable[[Batch], Batch],
@@ -128,7 +128,7 @@ def _over(
     every: int | None,
     bar: Progress,
     saver: Saver | None,
-) -> tuple[Any, History]:
+) -> tuple[Tree, History]:
     """The loop of `run`: the batch `head`, then those of the source."""
     if not isinstance(head, Batch):
         raise TypeError(
@@ -202,12 +202,12 @@ class _Log:
         self.first = self.done = first
         self.callbacks, self.every = callbacks, every
         self.chunks: list[Chunk] = []
-        self.watched: list[dict[str, Any]] = []  # of the chunks not shown to the callbacks yet
+        self.watched: list[dict[str, Tree]] = []  # of the chunks not shown to the callbacks yet
         self.due = 0  # chunks before this one were shown to the callbacks
-        self.notes: dict[str, list[tuple[int, Any]]] = {}
+        self.notes: dict[str, list[tuple[int, Tree]]] = {}
         self.start = time.perf_counter()
 
-    def add(self, state: Any, info: Any, recorded: Any, batches: list[Batch], watched: dict[str, Any]) -> None:
+    def add(self, state: Tree, info: Tree, recorded: Tree, batches: list[Batch], watched: dict[str, Tree]) -> None:
         self.done += len(batches)
         self.chunks.append(Chunk(state, self.done, info, recorded, batches))
         if watched:
@@ -265,7 +265,7 @@ class _Log:
 class Compared(NamedTuple):
     """One method's part in a comparison."""
 
-    state: Any
+    state: Tree
     history: History
     rows: int  # rows visited, counted
 
@@ -273,11 +273,11 @@ class Compared(NamedTuple):
 def compare(
     methods: Mapping[str, tuple[Sampler | Algorithm | Tracker, int | BatchRule | Callable[[int], int]]],
     data: Data,
-    key: Any,
+    key: Seed,
     *,
     rounds: int,
     rows: int,
-    particles: Any = 100,
+    particles: Start = 100,
     record: Record | None = None,
     progress: bool = False,
 ) -> dict[str, Compared]:

@@ -1,21 +1,122 @@
-"""When a run saves its state, and how it finds it again."""
+"""A run's checkpoints: the last few in a folder, one writer at a time, when to save, and how to resume."""
 
 import itertools
+import os
 import time
 import warnings
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
-from typing import Any
+from pathlib import Path
+from types import TracebackType
+from typing import Any, NamedTuple, Self
 
 import jax
 import numpy as np
 
-from opvi.running._checkpoint import Checkpoints
+from opvi.running._checkpoint import CheckpointError, read, save, shaped
+from opvi.running._settings import difference, settings
 from opvi.running._stream import Stream
-from opvi.types import Batch, Key
+from opvi.types import Batch, Key, Sampler, State, Tree
 
+ENDING, DAMAGED, LOCK, OWNER = ".opvi", ".damaged", "lock", "owner"
 SAVE_EVERY = 30.0  # seconds
 LARGEST_SHARE = 1 / 30  # of the time that may go into saving
+
+
+class LockedError(RuntimeError):
+    """Another process writes to this folder."""
+
+
+class Checkpoints:
+    """The last few checkpoints of one run, in a folder of their own.
+
+    `with Checkpoints(folder) as kept:` makes the folder and locks it against other writers until the block, or the
+    process, ends. Reading (`newest`) needs no lock.
+
+    Args:
+        folder: only checkpoints belong there.
+        keep: how many of the last ones stay. A damaged one falls back to the one before it.
+    """
+
+    def __init__(self, folder: str | Path, keep: int = 3):
+        if keep < 1:
+            raise ValueError(f"`keep` is {keep}, but at least 1 checkpoint must stay.")
+        self.folder, self.keep = Path(folder), keep
+        self.damaged: list[str] = []  # what `newest` passed over, and why
+        self._lock: Any = None
+
+    def __enter__(self) -> Self:
+        from filelock import FileLock, Timeout  # what is there to lock with differs between systems
+
+        self.folder.mkdir(parents=True, exist_ok=True)
+        path, owner = self.folder / LOCK, self.folder / OWNER
+        for link in (path, owner):
+            if link.is_symlink():
+                raise LockedError(f"{link} is a link, but a run's files must lie in its own folder. Delete it.")
+        lock = FileLock(path, timeout=0, thread_local=False)
+        try:
+            lock.acquire()  # the system opens it again when the process ends
+        except Timeout:
+            name = owner.read_text(errors="replace")[:20].strip() if owner.is_file() else ""
+            raise LockedError(
+                f"{self.folder} is being written to by process {name or '(unknown)'}. Wait for it, stop it, or choose "
+                "another folder."
+            ) from None
+        self._lock = lock
+        try:
+            owner.write_text(str(os.getpid()))  # not into the lock itself: some versions empty it before they ask
+        except BaseException:
+            self.__exit__(None, None, None)
+            raise
+        return self
+
+    def __exit__(self, kind: type | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        if self._lock is not None:
+            self._lock.release()
+            self._lock = None
+
+    def save(self, number: int, tree: Tree) -> Path:
+        """Save under a number that grows, such as the rounds done; older ones beyond `keep` are deleted."""
+        path = save(self.folder / f"{number:015d}{ENDING}", tree)
+        old = [other for other in self._paths() if other != path][self.keep - 1 :]
+        for other in [*old, *self.folder.glob(".*.part")]:  # parts: of a process killed while it wrote
+            other.unlink(missing_ok=True)
+        return path
+
+    def newest(self, like: Tree = None) -> Tree:
+        """Return the newest checkpoint that is whole, or None if there is none; `damaged` says what was passed over.
+
+        Whoever holds the lock sets damaged files aside under another name.
+
+        Args:
+            like: what it looks like, as in `opvi.load`. A checkpoint that is whole and looks different is an error.
+        """
+        for path in self._paths():
+            try:
+                if path.is_symlink():
+                    raise CheckpointError(f"{path} is a link, but a run's files must lie in its own folder.")
+                tree = read(path)
+            except FileNotFoundError:  # a running process has deleted it since
+                return self.newest(like)
+            except (CheckpointError, OSError) as error:
+                self.damaged.append(str(error))
+                if self._lock is not None:
+                    path.rename(path.with_suffix(DAMAGED))
+            else:
+                try:
+                    return shaped(tree, like)
+                except CheckpointError as error:
+                    raise CheckpointError(f"{path}: {error}") from None
+        return None
+
+    @property
+    def begun(self) -> bool:
+        """Whether anything was saved here."""
+        return bool(self._paths())
+
+    def _paths(self) -> list[Path]:
+        """The newest first."""
+        return sorted(self.folder.glob(f"[0-9]*{ENDING}"), reverse=True)
 
 
 class Pace:
@@ -28,60 +129,76 @@ class Pace:
         self.took, self._at = 0.0, time.perf_counter()
 
     def due(self) -> bool:
-        """Whether the last save lies long enough back, also for what it cost."""
+        """Return whether the last save lies long enough back, also for what it cost."""
         return time.perf_counter() - self._at >= max(self.every, self.took / LARGEST_SHARE)
 
     @contextmanager
     def saving(self) -> Iterator[None]:
-        """Around a save, to know what it costs."""
+        """Measure what a save costs."""
         start = time.perf_counter()
         yield
         self._at = time.perf_counter()
         self.took = self._at - start
 
 
+class Resumed(NamedTuple):
+    """What is left of a run."""
+
+    state: State
+    stream: Iterable[Batch]
+    rounds: int | None
+
+
 class Saver:
     """Saves a run's state now and then, and finds it again."""
 
-    def __init__(self, kept: Checkpoints, every: float):
-        self.kept, self.pace = kept, Pace(every)
-        self.key: Any = None
+    def __init__(self, kept: Checkpoints, every: float, sampler: Sampler, key: Key):
+        self.kept, self.pace, self.key = kept, Pace(every), key
+        self.settings = settings(sampler)
         self.saved = -1  # the round of the last one
 
     def due(self) -> bool:
-        """Whether it is time for the next one."""
+        """Return whether it is time for the next one."""
         return self.pace.due()
 
-    def save(self, state: Any) -> None:
+    def save(self, state: State) -> None:
         """Save, unless this round was saved already."""
         if int(state.round) == self.saved:
             return
         with self.pace.saving():
-            self.kept.save(int(state.round), {"state": state, "key": self.key})
+            self.kept.save(int(state.round), {"state": state, "key": self.key, "settings": self.settings})
         self.saved = int(state.round)
 
-    def resumed(self, key: Key, stream: Iterable[Batch], rounds: int | None) -> tuple[Any, Iterable[Batch], Any] | None:
-        """The state, the rest of the stream and of the rounds; or None if nothing was saved yet."""
-        self.key = key
+    def resumed(self, begin: Callable[[], State], stream: Iterable[Batch], rounds: int | None) -> Resumed | None:
+        """Return the state, the rest of the stream and of the rounds; or None if nothing was saved yet."""
         found = self.kept.newest()
         for message in self.kept.damaged:
             warnings.warn(f"{message} Passed over.", RuntimeWarning, stacklevel=3)
         if found is None:
             return None
-        if not isinstance(found, dict) or set(found) != {"state", "key"}:
+        if not isinstance(found, dict) or set(found) != {"state", "key", "settings"}:
             raise ValueError(f"{self.kept.folder} holds checkpoints of something else. Choose another folder.")
-        if not np.array_equal(jax.random.key_data(found["key"]), jax.random.key_data(key)):
+        if not np.array_equal(jax.random.key_data(found["key"]), jax.random.key_data(self.key)):
             raise ValueError(
                 f"{self.kept.folder} holds a run with another key, which this call would mix up with its own. Give the "
                 "same key, or choose another folder."
             )
-        state = found["state"]
+        odd = difference(found["settings"], self.settings)
+        if odd:
+            raise ValueError(
+                f"{self.kept.folder} holds a run of another sampler: {odd}. Give the same sampler, or choose another "
+                "folder."
+            )
+        try:
+            state = shaped(found["state"], jax.eval_shape(begin), "state")
+        except CheckpointError as error:
+            raise CheckpointError(f"{self.kept.folder}: {error}") from None
         done = self.saved = int(state.round)
         if rounds is not None:
             rounds = max(0, rounds - done)
         if isinstance(stream, Stream) and stream.is_of_arrays:
-            return state, stream.after(done), rounds
-        return state, _without(stream, done), rounds
+            return Resumed(state, stream.after(done), rounds)
+        return Resumed(state, _without(stream, done), rounds)
 
 
 def _without(batches: Iterable[Batch], count: int) -> Iterator[Batch]:

@@ -64,7 +64,7 @@ def explained(folder: Path) -> Iterator[None]:
     """Turn errors that the user can put right into a `CommandError`, which has no traceback."""
     from opvi.app.learn import RunError
     from opvi.app.tables import TableError
-    from opvi.running._checkpoint import CheckpointError, LockedError
+    from opvi.running import CheckpointError, LockedError
 
     try:
         yield

@@ -130,7 +130,7 @@ def learn(options: argparse.Namespace) -> int:
 
 def _stopped(signal_name: str, run: "RunDirectory", again: list[str]) -> None:
     saved = run.checkpoints.newest()
-    rows = int(saved["state"].rows) if saved else 0
+    rows = int(saved["rows"]) if saved else 0
     print(f"Stopped by {signal_name}. {rows:,} rows are learnt and saved. To resume:", file=sys.stderr)
     print(f"  {shlex.join(again)}", file=sys.stderr)
 

@@ -7,7 +7,8 @@ from pathlib import Path
 from typing import Any
 
 from opvi.app.tables import Rejected
-from opvi.running._checkpoint import Checkpoints, write_whole
+from opvi.running._checkpoint import write_whole
+from opvi.running._saving import Checkpoints
 
 FORMAT = 1
 KEPT = 3  # checkpoints

@@ -18,9 +18,9 @@ from opvi.app.learn._models import Settings, check_columns, described, model
 from opvi.app.learn._sample import Sample, keep
 from opvi.app.learn._sample import start as no_sample
 from opvi.app.tables import Block, Encoded, Rejected, Schema, Source
-from opvi.running._checkpoint import CheckpointError, Checkpoints
+from opvi.running._checkpoint import CheckpointError, shaped
 from opvi.running._engine import CHUNK_BYTES, advance
-from opvi.running._saving import SAVE_EVERY, Pace
+from opvi.running._saving import SAVE_EVERY, Checkpoints, Pace
 from opvi.types import Batch, Tracker
 
 BATCH = 20  # rows learnt at once
@@ -127,6 +127,7 @@ class Learner:
         """All that the run is."""
         return {
             "state": self.state,
+            "rows": self.rows,
             "scores": self.scores,
             "sample": self.sample,
             "waiting": {"x": self.waiting[0], "y": self.waiting[1]},
@@ -147,11 +148,13 @@ class Learner:
                     f"{self.run.path / 'run.json'} describes other columns or another model than the checkpoints were "
                     "saved with. Bring the old one back."
                 )
-            if jax.tree.map(np.shape, tree["state"]) != jax.tree.map(np.shape, self.state):
+            try:
+                tree = shaped(tree, {"state": self.state, "scores": self.scores, "sample": self.sample})
+            except CheckpointError as error:
                 raise RunError(
-                    f"the checkpoints of {self.run.path} hold a model of another shape than its run.json describes. "
-                    "One of the two comes from another run."
-                )
+                    f"the checkpoints of {self.run.path} hold a model of another shape than its run.json describes: "
+                    f"{error} One of the two comes from another run."
+                ) from None
             self.state, self.scores, self.sample = tree["state"], tree["scores"], tree["sample"]
             self.waiting = tree["waiting"]["x"], tree["waiting"]["y"]
             self.places = [Place(**place) for place in tree["places"]]

@@ -6,9 +6,12 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
+from opvi.app.learn import _scores as scoring
 from opvi.app.learn._directory import RunDirectory, RunError
 from opvi.app.learn._models import Settings, check_columns, described, from_json, model
+from opvi.app.learn._sample import start as no_sample
 from opvi.app.tables import Rejected, Schema, Source, TableError
+from opvi.running._checkpoint import CheckpointError, shaped
 from opvi.types import Array, Tracker
 
 ROWS = 1024  # predicted at once
@@ -47,18 +50,18 @@ def learnt(run: RunDirectory) -> Learnt:
         raise RunError(f"{run.path} has no checkpoint yet. Let it learn first: `opvi learn … --resume`.")
     if not isinstance(tree, dict) or not {"state", "scores", "sample", "places", "kinds"} <= set(tree):
         raise RunError(f"the checkpoints of {run.path} hold something else than a run.")
-    if tree.get("about") != described(schema, settings) or not _fits(tracker, tree["state"]):
+    try:
+        scores, sample = scoring.start(schema.task, len(schema.classes)), no_sample(len(schema.features))
+        tree = shaped(tree, {"state": tracker, "scores": scores, "sample": sample})
+        fits = tree.get("about") == described(schema, settings)
+    except CheckpointError:
+        fits = False
+    if not fits:
         raise RunError(
             f"{run.path / 'run.json'} describes other columns or another model than the checkpoints were saved with. "
             "Bring the old one back."
         )
     return Learnt(about, schema, settings, tracker, tree, kept.damaged)
-
-
-def _fits(tracker: Tracker, state: Any) -> bool:
-    """Whether a state is one of this tracker's."""
-    fresh = jax.eval_shape(tracker.init, jax.random.key(0))
-    return bool(jax.tree.map(np.shape, fresh) == jax.tree.map(np.shape, state))
 
 
 def predict(

@@ -11,8 +11,7 @@ from opvi.app.learn._learner import Learner, Place, Stop, blocks_of
 from opvi.app.learn._models import Settings, as_json, from_json
 from opvi.app.learn._telling import versions
 from opvi.app.tables import FIRST_ROWS, Block, Schema, Source, open_source, settle
-from opvi.running._checkpoint import Checkpoints
-from opvi.running._saving import SAVE_EVERY
+from opvi.running._saving import SAVE_EVERY, Checkpoints
 
 PIPE = "-"
 

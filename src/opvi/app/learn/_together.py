@@ -26,7 +26,7 @@ from opvi.app.learn._learner import BATCH, Learner, Place, Stop, Stopped, count_
 from opvi.app.learn._models import check_columns
 from opvi.app.learn._starting import PIPE, Asked, Ready, ready
 from opvi.app.tables import Block, Source, TableError
-from opvi.running._checkpoint import CheckpointError, LockedError
+from opvi.running import CheckpointError, LockedError
 from opvi.scale._sharding import check_counts, mesh, place, sharded
 from opvi.scale.distributed import gather
 from opvi.types import Tracker

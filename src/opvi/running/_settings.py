@@ -1,0 +1,62 @@
+"""A sampler's settings as plain data, to tell whether a run is resumed by the sampler that began it."""
+
+import dataclasses
+import functools
+import hashlib
+from typing import Any
+
+import jax
+import numpy as np
+
+from opvi.types import Algorithm, Sampler, Tracker, Tree
+
+
+def settings(sampler: Sampler) -> Tree:
+    """Return the sampler as nested dictionaries and lists: its fields by name, functions by their qualified name.
+
+    What it is made of is called as its factory is, in lower case. Modules are not named: code may move.
+    """
+    return None if isinstance(sampler, Algorithm | Tracker) else _plain(sampler)  # a closure says nothing
+
+
+def _plain(value: Any) -> Any:
+    if value is None or isinstance(value, bool | int | float | str):
+        return value.item() if isinstance(value, np.generic) else value
+    if isinstance(value, np.generic | np.ndarray | jax.Array):
+        array = np.asarray(value)
+        bytes_ = np.ascontiguousarray(array).tobytes()
+        return {"dtype": str(array.dtype), "shape": list(array.shape), "sha256": hashlib.sha256(bytes_).hexdigest()}
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        fields = {f.name: _plain(getattr(value, f.name)) for f in dataclasses.fields(value) if f.compare}
+        return {"is": type(value).__name__.lower(), **fields}
+    if hasattr(value, "_asdict"):
+        return {"is": type(value).__name__.lower(), **_plain(value._asdict())}
+    if isinstance(value, dict):
+        return {str(name): _plain(part) for name, part in value.items()}
+    if isinstance(value, list | tuple):
+        return [_plain(part) for part in value]
+    if isinstance(value, functools.partial):
+        return {"is": "partial", "of": _plain(value.func), "given": _plain(value.args), "named": _plain(value.keywords)}
+    name = getattr(value, "__qualname__", None) or getattr(value, "__name__", None)
+    return {"is": name or type(value).__name__.lower()}
+
+
+def difference(before: Tree, now: Tree, path: str = "") -> str | None:
+    """Return what is the first to differ between two settings, in words; None if nothing does."""
+    if isinstance(before, dict) and isinstance(now, dict) and before.get("is") == now.get("is"):
+        for name in {**before, **now}:
+            below = f"{path}.{name}" if path else name
+            told = difference(before.get(name), now.get(name), below)
+            if told:
+                return told
+        return None
+    if isinstance(before, list) and isinstance(now, list) and len(before) == len(now):
+        parts = (difference(a, b, f"{path}[{i}]") for i, (a, b) in enumerate(zip(before, now, strict=True)))
+        return next((told for told in parts if told), None)
+    if before == now and type(before) is type(now):
+        return None
+    return f"`{path or 'sampler'}` was {_said(before)}, and is {_said(now)}"
+
+
+def _said(value: Tree) -> str:
+    return str(value.get("is", value)) if isinstance(value, dict) else repr(value)
