@@ -18,6 +18,7 @@ from opvi.predictive import Predictive, predict
 from opvi.targets import Target, as_particles, score
 from opvi.types import (
     Array,
+    ArrayLike,
     Batch,
     Key,
     LikelihoodScale,
@@ -220,17 +221,8 @@ def root_mean_square(field: Array) -> Scalar:
     return jnp.sqrt((field**2).mean())
 
 
-def as_optimizer(step: Schedule | optax.GradientTransformation) -> optax.GradientTransformation:
-    """An optax optimizer from a step size, a schedule of t = 1, 2, …, or an optimizer."""
-    if isinstance(step, optax.GradientTransformation):
-        return step
-    if callable(step):
-        return optax.sgd(lambda count: at_round(step, count.astype(float) + 1))  # optax counts from 0, we from 1
-    return optax.sgd(positive_step(step))
-
-
-def positive_step(step: Any) -> float:
-    """A step size that is a number greater than 0."""
+def positive_step(step: ArrayLike) -> float:
+    """Return a step size that is a number greater than 0."""
     try:
         value = float(step)
     except (TypeError, ValueError):

@@ -165,6 +165,11 @@ def as_key(key: Seed) -> Key:
     raise TypeError(f"`key` is {key!r}, but a JAX key or an integer seed is needed, e.g. `key=0`.")
 
 
+def as_schedule(schedule: Schedule) -> Schedule:
+    """Return a schedule that a sampler can be made of: a function as it is, any number as a float."""
+    return schedule if callable(schedule) else float(schedule)
+
+
 def at_round(schedule: Schedule, t: Array) -> Array:
     """Return the value of a schedule at round t, in t's dtype."""
     value = schedule(t) if callable(schedule) else schedule

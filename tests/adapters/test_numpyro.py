@@ -100,6 +100,24 @@ def case(name):
     return from_numpyro(model, data), jax.tree.map(jnp.asarray, data)
 
 
+def test_targets_of_one_model_and_row_are_equal_and_share_programs():
+    one, two = (from_numpyro(regression, (X, Y)) for _ in range(2))
+    assert one == two
+    assert hash(one) == hash(two)
+    assert opvi.langevin(one, step=0.1) == opvi.langevin(two, step=0.1)
+    traced = []
+
+    @functools.partial(jax.jit, static_argnums=0)
+    def prior(target, particle):
+        traced.append(target)
+        return target.log_prior(target.unravel(particle))
+
+    assert prior(one, jnp.zeros(one.dim)) == prior(two, jnp.zeros(one.dim))
+    assert len(traced) == 1
+    assert one != from_numpyro(regression, (X[1:], Y[1:]))
+    assert one != from_numpyro(functools.partial(regression), (X, Y))
+
+
 @pytest.mark.parametrize("name", CASES)
 def test_prior_and_rows_add_up_to_the_potential(name):
     target, data = case(name)
@@ -354,9 +372,9 @@ def rows_by_rows(y):
 
 
 REFUSED = {
-    local: "site 'effect' is latent and has one value a row",
-    local_without_a_plate: "site 'effect' is latent and has one value a row",
-    one_site_a_row: "site 'effect_2' is latent and has one value a row",
+    local: "site 'effect' is latent and has one value per row",
+    local_without_a_plate: "site 'effect' is latent and has one value per row",
+    one_site_a_row: "site 'effect_2' is latent and has one value per row",
     discrete: "site 'side' is latent and discrete .BernoulliProbs.*MixtureSameFamily",
     delta: "site 'fixed' has a delta.*numpyro.deterministic",
     no_plate: "site 'y' follows the rows, but lies in no plate.*with numpyro.plate",
@@ -511,6 +529,7 @@ def test_posteriordb_models_have_the_hand_written_densities(name):
             np.testing.assert_allclose(found, expected, rtol=1e-9)
 
 
+@pytest.mark.slow
 def test_a_posteriordb_model_is_tracked_to_the_hand_written_posterior():
     hand = by_hand("sblrc-blr")
     target = from_numpyro(sblrc, hand.rows)

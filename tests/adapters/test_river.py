@@ -13,7 +13,7 @@ from river import checks, compose, datasets, evaluate, metrics, preprocessing
 import opvi
 from opvi.adapters.river import Classifier, PredictiveDistribution, Regressor
 from opvi.adapters.river._features import VALUES, Columns
-from opvi.tracking._regressor import MEMORY
+from opvi.tracking._regressor import BUDGET
 from opvi.tracking._widening import widened_classifier, widened_regressor
 
 SMALL = {
@@ -263,7 +263,7 @@ def test_a_widened_regressor_says_the_same(hidden, particles):
     """With whole covariances, and with a wide network's in blocks."""
     narrow, wide = (opvi.regressor(f, hidden=hidden, particles=particles) for f in (3, 12))
     if hidden == (60,):
-        assert (1 + 60 * 14) ** 2 * 4 * particles > MEMORY > (1 + 60 * 5) ** 2 * 4 * particles
+        assert (1 + 60 * 14) ** 2 * 4 * particles > BUDGET > (1 + 60 * 5) ** 2 * 4 * particles
     x, y = rows(40)
     X = np.array([list(row.values()) for row in x], np.float32)
     state = narrow.init(KEY)

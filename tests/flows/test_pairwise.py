@@ -82,6 +82,7 @@ def test_pieces_add_up():
 def test_fields_choose_by_size_and_by_what_was_asked_for(monkeypatch):
     """On this machine the tiled form runs either way; which one a GPU would run is decided before."""
     asked = []
+    monkeypatch.setattr(opvi.flows.fields, "has_gpu_kernels", lambda: True)
     monkeypatch.setattr(opvi.flows.fields, "LARGEST_DENSE", 100)
     monkeypatch.setattr(
         opvi.flows.fields.lax,

@@ -39,12 +39,6 @@ def test_gradient_error_of_the_saturating_rule_grows_like_its_slope(rho):
     assert all(0 <= rule.size(int(s)) - sizes[int(s) - 1] < 1 for s in horizon)
 
 
-def test_static_error_sum_is_linear():
-    horizon = np.array([400, 6400])
-    cumulative = horizon * math.sqrt(1 / 20)
-    assert abs(np.log(cumulative[1] / cumulative[0]) / np.log(16) - 1) < 0.02
-
-
 def test_within_budget_is_exact_and_keeps_the_shape():
     rule = schedules.within_budget(schedules.power(0.55), 500, 10_000)
     sizes = taken(rule, 500)

@@ -161,7 +161,7 @@ def test_whatever_comes_the_state_stays_finite_and_predicts(size, unit, shape, s
 
 def test_memory_cuts_covariances_into_blocks():
     full = SMALL.init(KEY).past.matrices
-    tight = opvi.regressor(FEATURES, hidden=(6,), particles=5, memory=full.nbytes / 3)
+    tight = opvi.regressor(FEATURES, hidden=(6,), particles=5, budget=full.nbytes / 3)
     state, history = opvi.run(tight, opvi.stream(drawn(1200), 20), KEY)
     assert state.past.matrices.nbytes <= full.nbytes / 2
     assert state.past.matrices.shape[1] > 1

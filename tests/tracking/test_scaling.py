@@ -5,9 +5,10 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from opvi.filters._blocks import within
+from opvi.targets import MLP
 from opvi.tracking import _layers as layers
 from opvi.tracking import _scaling as scaling
-from opvi.tracking._layers import Network
 
 
 def seen(x, sizes, weight=None):
@@ -63,46 +64,72 @@ def test_old_rows_fade():
     assert float(scaling.scale_of(moments).sd[0]) == pytest.approx(0.1, rel=0.2)
 
 
-@pytest.mark.parametrize("hidden", [(5,), (4, 3)])
+@pytest.mark.parametrize("hidden", [(), (5,), (4, 3)])
 @pytest.mark.parametrize("kind", [layers.TANH, layers.RELU, layers.SINE])
 def test_outputs_and_jacobian(hidden, kind):
-    network = Network((3, *hidden, 1))
-    w = network.draw(jax.random.key(0), jnp.float32)
+    network = MLP((3, *hidden, 1), bias_spread=0.5)
+    w = network.join(network.init(jax.random.key(0)))
     x = jax.random.normal(jax.random.key(1), (6, 3))
     act = {layers.TANH: jnp.tanh, layers.RELU: jax.nn.relu, layers.SINE: jnp.sin}[kind]
 
     def plain(w):
-        a = x
-        for index, layer in enumerate(network.split(w)):
-            a = (act(a) if index else a) @ layer[:, :-1].T + layer[:, -1][None]
-        return a[:, 0]
+        return MLP(network.sizes, act).apply(network.split(w), x)[:, 0]
 
-    mean, jacobian = network.outputs(w, jnp.float32(kind), x)
+    mean, jacobian = layers.outputs(network, w, jnp.float32(kind), x)
     np.testing.assert_allclose(mean, plain(w), rtol=1e-5, atol=1e-6)
     np.testing.assert_allclose(jacobian, jax.jacobian(plain)(w), rtol=1e-4, atol=1e-6)
 
 
-def test_in_new_units_the_network_is_the_same_function():
-    network = Network((3, 4, 1))
-    w = network.draw(jax.random.key(0), jnp.float32)
-    old = scaling.Scale(jnp.array([1.0, -2.0, 0.0, 5.0]), jnp.array([2.0, 0.5, 1.0, 3.0]))
-    new = scaling.Scale(jnp.array([0.5, -1.0, 0.2, 4.0]), jnp.array([1.0, 0.8, 1.1, 6.0]))
+OLD = scaling.Scale(jnp.array([1.0, -2.0, 0.0, 5.0]), jnp.array([2.0, 0.5, 1.0, 3.0]))
+NEW = scaling.Scale(jnp.array([0.5, -1.0, 0.2, 4.0]), jnp.array([1.0, 0.8, 1.1, 6.0]))
+
+
+@pytest.mark.parametrize("hidden", [(), (4,), (4, 3)])
+def test_in_new_units_the_network_is_the_same_function(hidden):
+    network = MLP((3, *hidden, 1), bias_spread=0.5)
+    w = network.join(network.init(jax.random.key(0)))
     x = jax.random.normal(jax.random.key(1), (6, 3))
-    units = layers.between(old, new)
+    units = layers.between(OLD, NEW)
 
     def raw(scale, w):
         z = scaling.standardise(scaling.Scale(scale.mean[:-1], scale.sd[:-1]), x)
-        return network.outputs(w, jnp.float32(layers.TANH), z)[0] * scale.sd[-1] + scale.mean[-1]
+        return layers.outputs(network, w, jnp.float32(layers.TANH), z)[0] * scale.sd[-1] + scale.mean[-1]
 
-    np.testing.assert_allclose(raw(new, layers.re_express(network, units, w)), raw(old, w), rtol=1e-4, atol=1e-4)
+    np.testing.assert_allclose(raw(NEW, layers.re_express(network, units, w)), raw(OLD, w), rtol=1e-4, atol=1e-4)
     # The change is linear: applied to a basis it is the matrix that covariances go through.
     T = jax.vmap(lambda v: layers.change(network, units, v))(jnp.eye(network.dim)).T
     np.testing.assert_allclose(T @ w, layers.change(network, units, w), rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.parametrize("hidden", [(), (4,), (4, 3)])
+@pytest.mark.parametrize("share", [1.0, 0.6, 0.25, 0.01])
+def test_covariances_go_through_the_change_of_units_block_by_block(hidden, share):
+    """T C Tᵀ with T the Jacobian of the change of weights, for covariances that are whole, cut, or a diagonal."""
+    network = MLP((3, *hidden, 1))
+    d = network.dim
+    blocks = within(*network.units, share * d * d)
+    units = layers.between(OLD, NEW)
+    T = np.asarray(jax.jacobian(lambda w: layers.re_express(network, units, w))(jnp.zeros(d)), float)
+    root = np.random.default_rng(0).normal(size=(2, d, d))
+    whole = root @ root.transpose(0, 2, 1)  # of two particles
+    padded = np.zeros((2, d + 1, d + 1))
+    padded[:, :d, :d] = whole
+    given = np.stack([padded[:, order][:, :, order] for order in blocks.order], 1)
+    found = np.asarray(layers.covariances_in(network, blocks, units, jnp.asarray(given, jnp.float32)))
+    assert found.shape[1] == len(blocks.order)
+    assert (len(blocks.order) == 1) == (share == 1)
+    for k, order in enumerate(blocks.order):
+        places = order[order < d]
+        alone = np.zeros((2, d, d))
+        alone[np.ix_([0, 1], places, places)] = whole[np.ix_([0, 1], places, places)]
+        expected = (T @ alone @ T.T)[np.ix_([0, 1], places, places)]
+        inside = found[:, k, : len(places), : len(places)]
+        np.testing.assert_allclose(inside, expected, rtol=1e-4, atol=1e-4 * np.abs(expected).max())
+
+
 def test_a_column_that_was_constant_leaves_the_weights_alone():
-    network = Network((2, 3, 1))
-    w = network.draw(jax.random.key(0), jnp.float32)
+    network = MLP((2, 3, 1))
+    w = network.join(network.init(jax.random.key(0)))
     old = scaling.Scale(jnp.array([1.0, 7.0, 0.0]), jnp.array([1.0, 0.0, 1.0]))
     new = scaling.Scale(jnp.array([1.0, 7.5, 0.0]), jnp.array([1.0, 3.0, 1.0]))
     np.testing.assert_allclose(layers.re_express(network, layers.between(old, new), w), w, rtol=1e-6)

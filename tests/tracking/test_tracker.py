@@ -32,14 +32,19 @@ def test_the_choice_and_its_reason(target, options, says):
     assert "\n" not in tracker.about
 
 
-def test_the_same_settings_give_the_same_tracker():
-    assert opvi.regressor(2, hidden=(3,)) is opvi.regressor(2, hidden=[3])
-    assert opvi.regressor(2, hidden=(3,)) is not opvi.regressor(2, hidden=(4,))
-    assert opvi.classifier(2, 3, hidden=()) is opvi.classifier(2, 3, hidden=())
+def test_equal_settings_are_equal():
+    assert opvi.regressor(2, hidden=(3,)) == opvi.regressor(2, hidden=[3])
+    assert hash(opvi.regressor(2, hidden=(3,))) == hash(opvi.regressor(2, hidden=[3]))
+    assert opvi.regressor(2, hidden=(3,)) != opvi.regressor(2, hidden=(4,))
+    assert opvi.regressor(2, half_life=50) != opvi.regressor(2)
     with pytest.raises(ValueError, match=r"3\.0"):  # equal to 3, and no width
         opvi.regressor(2, hidden=(3.0,))
-    own = default_settings(5)._replace(bias=np.ones(5, np.float32))
-    assert opvi.regressor(2, hidden=(3,), particles=5, settings=own) is not opvi.regressor(2, hidden=(3,), particles=5)
+    own = default_settings(5)._replace(bias=np.full(5, 2.0))
+    mine = opvi.regressor(2, hidden=(3,), particles=5, settings=own)
+    assert mine == opvi.regressor(2, hidden=(3,), particles=5, settings=own)
+    assert mine != opvi.regressor(2, hidden=(3,), particles=5)
+    with pytest.raises(ValueError, match="`settings` is for 5 particles, but there are 4"):
+        opvi.regressor(2, particles=4, settings=own)
 
 
 def test_wrong_orders_are_refused():

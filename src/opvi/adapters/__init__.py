@@ -1,1 +1,1 @@
-"""opvi from the tools people already use, one adapter a module."""
+"""opvi from the tools people already use, one adapter per module."""

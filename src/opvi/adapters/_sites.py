@@ -1,7 +1,7 @@
-r"""Running a NumPyro model under handlers, and telling its sites apart."""
+r"""Running a NumPyro model under handlers, and classifying its sites."""
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Set
 from typing import Any, NamedTuple
 
 import jax
@@ -9,7 +9,7 @@ import jax.numpy as jnp
 from jax.extend.core import Literal
 
 from opvi.predictive import Bernoulli, Categorical, Distribution, Normal
-from opvi.running._stream import row_count
+from opvi.running._rows import row_count
 from opvi.types import Array, Data, Key, Params
 
 try:
@@ -23,6 +23,8 @@ except ImportError as error:
 START = 2.0  # where the prior cannot be drawn from, a start is uniform in ±START on the unconstrained scale
 Site = dict[str, Any]  # NumPyro's record of one statement of the model
 Model = Callable[..., Any]
+Plates = Set[str]
+AtSite = Callable[[Site], Array | None]  # the value at a site; None leaves it to the model
 # What JAX raises where a model asks for the values of its data while it is compiled.
 TRACED = (
     jax.errors.ConcretizationTypeError,
@@ -60,7 +62,7 @@ class _WholeBatch(Messenger):
 class Drawn(Messenger):
     """Sites observed inside a data plate are drawn instead."""
 
-    def __init__(self, fn: Model, plates: set[str]):
+    def __init__(self, fn: Model, plates: Plates):
         super().__init__(fn)
         self.plates = plates
 
@@ -70,14 +72,14 @@ class Drawn(Messenger):
             msg["is_observed"], msg["value"] = False, None
 
 
-def arguments(data: Data) -> list[Any]:
-    """What a model is called with: an array, the parts of a tuple, and the parts of tuples in it."""
+def arguments(data: Data) -> list[Array]:
+    """Return what a model is called with: an array, the parts of a tuple, and the parts of tuples in it."""
     parts = data if isinstance(data, tuple | list) else [data]
     return [one for part in parts for one in (part if isinstance(part, tuple | list) else [part])]
 
 
-def run(model: Model, data: Data, key: Key, value: Callable[[Site], Any]) -> tuple[dict[str, Site], dict[str, float]]:
-    """The sites of one run, with `value` at those for which it is not None, and the plates' needless scales."""
+def run(model: Model, data: Data, key: Key, value: AtSite) -> tuple[dict[str, Site], dict[str, float]]:
+    """Return the sites of one run, with `value` at those for which it is not None, and the plates' needless scales."""
     whole = _WholeBatch(model, row_count(data))
     with handlers.trace() as sites:
         seeded = handlers.substitute(handlers.seed(whole, key), substitute_fn=value)
@@ -86,7 +88,7 @@ def run(model: Model, data: Data, key: Key, value: Callable[[Site], Any]) -> tup
 
 
 def _to_support(site: Site) -> Any:
-    """The transform from unconstrained values to the site's support."""
+    """Return the transform from unconstrained values to the site's support."""
     try:
         return dist.biject_to(site["fn"].support)
     except NotImplementedError:
@@ -96,10 +98,10 @@ def _to_support(site: Site) -> Any:
         ) from None
 
 
-def from_unconstrained(params: Params) -> Callable[[Site], Any]:
-    """Puts parameters at their sites, and the log determinants of the transforms into the trace as factors."""
+def from_unconstrained(params: Params) -> AtSite:
+    """Return what puts parameters at their sites, and log determinants of the transforms into the trace as factors."""
 
-    def value(site: Site) -> Any:
+    def value(site: Site) -> Array | None:
         if site["type"] != "sample" or site["name"] not in params:
             return None
         u, transform = params[site["name"]], _to_support(site)
@@ -113,8 +115,8 @@ def from_unconstrained(params: Params) -> Callable[[Site], Any]:
     return value
 
 
-def start(site: Site) -> Any:
-    """A value for a site whose prior cannot be drawn from."""
+def start(site: Site) -> Array | None:
+    """Return a value for a site whose prior cannot be drawn from."""
     if site["type"] != "sample" or site["is_observed"] or not isinstance(_base(site["fn"]), dist.ImproperUniform):
         return None
     transform = _to_support(site)
@@ -123,7 +125,7 @@ def start(site: Site) -> Any:
 
 
 def draw(model: Model, data: Data, key: Key) -> tuple[dict[str, Array], dict[str, Site]]:
-    """Unconstrained values of the latent sites, drawn from the prior, and all sites."""
+    """Return unconstrained values of the latent sites, drawn from the prior, and all sites."""
     sites, _ = run(model, data, key, start)
     out = {}
     for index, (name, site) in enumerate(sites.items()):
@@ -140,29 +142,29 @@ def draw(model: Model, data: Data, key: Key) -> tuple[dict[str, Array], dict[str
 
 
 def _base(fn: Any) -> Any:
-    """A distribution without what plates and masks put around it."""
+    """Return a distribution without what plates and masks put around it."""
     while isinstance(fn, dist.ExpandedDistribution | dist.MaskedDistribution | dist.Independent):
         fn = fn.base_dist
     return fn
 
 
 def is_latent(site: Site) -> bool:
-    """Whether it is to be inferred."""
+    """Return whether it is to be inferred."""
     return site["type"] == "sample" and not site["is_observed"]
 
 
 def is_factor(site: Site) -> bool:
-    """Whether it is a `numpyro.factor`."""
+    """Return whether it is a `numpyro.factor`."""
     return isinstance(_base(site["fn"]), dist.Unit)
 
 
-def within(site: Site, plates: set[str]) -> bool:
-    """Whether it lies in one of the plates."""
+def within(site: Site, plates: Plates) -> bool:
+    """Return whether it lies in one of the plates."""
     return any(frame.name in plates for frame in site["cond_indep_stack"])
 
 
 def _refuse_unfit(site: Site) -> None:
-    """Latent sites that do not move along a gradient."""
+    """Refuse latent sites that do not move along a gradient."""
     name, fn = site["name"], site["fn"]
     if fn.support is not None and fn.support.is_discrete:
         raise TypeError(
@@ -174,7 +176,7 @@ def _refuse_unfit(site: Site) -> None:
 
 
 class _Layout(NamedTuple):
-    """What of a site can be told from shapes."""
+    """What shapes alone say about a site."""
 
     site: Site
     shape: tuple[int, ...]
@@ -182,7 +184,7 @@ class _Layout(NamedTuple):
 
 
 def layouts(model: Model, example: Data, rows: int) -> dict[str, _Layout]:
-    """The sites of the model on `rows` rows, from shapes alone."""
+    """Return the sites of the model on `rows` rows, from shapes alone."""
     out: dict[str, _Layout] = {}
 
     def look(data: Data) -> None:
@@ -209,7 +211,7 @@ def layouts(model: Model, example: Data, rows: int) -> dict[str, _Layout]:
 
 
 def data_plates(few: dict[str, _Layout], more: dict[str, _Layout]) -> set[str]:
-    """The plates that follow the rows, or a refusal, from the sites on fewer and on more rows."""
+    """Return the plates that follow the rows, from the sites on fewer and on more rows; refuse what is not learnt."""
     both = few.keys() & more.keys()
     follows = {name for name in few | more if name not in both or few[name][1:] != more[name][1:]}
     plates = {
@@ -225,7 +227,7 @@ def data_plates(few: dict[str, _Layout], more: dict[str, _Layout]) -> set[str]:
                     f"`with numpyro.handlers.mask(mask=m): numpyro.sample('{name.removesuffix('_unobserved')}', …)`."
                 )
             raise ValueError(
-                f"site '{name}' is latent and has one value a row, but only global latents, the same for all rows, "
+                f"site '{name}' is latent and has one value per row, but only global latents, the same for all rows, "
                 f"can be learnt from a stream. {remedy}"
             )
     for name, site in sites.items():
@@ -237,7 +239,7 @@ def data_plates(few: dict[str, _Layout], more: dict[str, _Layout]) -> set[str]:
         if count == 0 and name in follows:
             raise ValueError(
                 f"site '{name}' follows the rows, but lies in no plate that does, so that its log density cannot be "
-                f"told row by row. Put it into a data plate: `with numpyro.plate('rows', len(y)):`."
+                f"split by rows. Put it into a data plate: `with numpyro.plate('rows', len(y)):`."
             )
     if not any(site["type"] == "sample" and site["is_observed"] and within(site, plates) for site in sites.values()):
         raise ValueError(
@@ -249,7 +251,7 @@ def data_plates(few: dict[str, _Layout], more: dict[str, _Layout]) -> set[str]:
 
 
 def sources(function: Callable[[Data], dict[str, Array]], data: Data) -> dict[str, list[bool]]:
-    """For every named number that the function gives: which leaves of the data it is computed from."""
+    """Return, for each named number that the function returns, which leaves of the data it is computed from."""
     names = sorted(jax.eval_shape(function, data))
     jaxpr = jax.make_jaxpr(function)(data).jaxpr
     out = {}
@@ -266,7 +268,7 @@ def sources(function: Callable[[Data], dict[str, Array]], data: Data) -> dict[st
 
 
 def head(site: Site, ratio: dict[str, float]) -> Distribution | None:
-    """What an observed site says about each row, where it is one of opvi's distributions."""
+    """Return what an observed site says about each row, where it is one of opvi's distributions."""
     fn = site["fn"]
     if fn.event_shape or len(fn.batch_shape) != 1 or _own_scale(site, ratio) is not None:
         return None
@@ -286,7 +288,7 @@ def head(site: Site, ratio: dict[str, float]) -> Distribution | None:
 
 
 def log_density(site: Site, ratio: dict[str, float]) -> Array:
-    """Of the site's value, one number for each member of its plates."""
+    """Return the log density of the site's value, one number for each member of its plates."""
     fn, value = site["fn"], site["value"]
     out = fn.log_prob(value, site["intermediates"]) if site["intermediates"] else fn.log_prob(value)
     if jnp.shape(out) != fn.batch_shape:
@@ -299,20 +301,20 @@ def log_density(site: Site, ratio: dict[str, float]) -> Array:
 
 
 def _own_scale(site: Site, ratio: dict[str, float]) -> Any:
-    """What the model multiplies the log density by, apart from a subsampling plate's needless scale; None for 1."""
+    """Return the factor of the log density, apart from a subsampling plate's needless scale; None for 1."""
     if site["scale"] is None:
         return None
     own = site["scale"] / math.prod(ratio.get(frame.name, 1.0) for frame in site["cond_indep_stack"])
     return None if isinstance(own, float) and math.isclose(own, 1.0) else own
 
 
-def by_row(site: Site, values: Array, plates: set[str]) -> Array:
-    """Summed over all but the data plate's axis."""
+def by_row(site: Site, values: Array, plates: Plates) -> Array:
+    """Return the values summed over all but the data plate's axis."""
     axis = next(frame.dim for frame in site["cond_indep_stack"] if frame.name in plates) + values.ndim
     return values.sum(tuple(i for i in range(values.ndim) if i != axis))
 
 
 def total(terms: dict[str, Array]) -> Array:
-    """The sum over sites."""
+    """Return the sum over sites."""
     first, *others = terms.values()
     return sum(others, start=first)

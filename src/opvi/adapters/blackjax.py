@@ -1,7 +1,7 @@
 r"""SVGD with blackjax's calls: `from opvi.adapters import blackjax` in place of `import blackjax`."""
 
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -10,15 +10,15 @@ from jax.flatten_util import ravel_pytree
 
 from opvi.flows import fields
 from opvi.flows.kernels import Bandwidth, Kernel, median, rbf
-from opvi.types import Array
+from opvi.types import Array, ArrayLike, Tree
 
 
 class SVGDState(NamedTuple):
     """Blackjax's fields, by the same names."""
 
-    particles: Any  # a pytree, stacked along a leading axis
+    particles: Tree  # a pytree, stacked along a leading axis
     kernel_parameters: dict[str, Array]
-    opt_state: Any
+    opt_state: Tree
 
 
 class SamplingAlgorithm(NamedTuple):
@@ -29,7 +29,7 @@ class SamplingAlgorithm(NamedTuple):
 
 
 def svgd(
-    grad_logdensity_fn: Callable[..., Any],
+    grad_logdensity_fn: Callable[..., Tree],
     optimizer: optax.GradientTransformation,
     kernel: Kernel | None = None,
     bandwidth: Bandwidth | None = None,
@@ -38,8 +38,8 @@ def svgd(
 
     $$x_i \gets x_i + \alpha\, \tfrac1n \sum_j \big[ K(x_j, x_i) \nabla \log p(x_j) + \nabla_{x_j} K(x_j, x_i) \big]$$
 
-    It gives the particles that blackjax gives, up to rounding: the bandwidth of the first step is the one that `init`
-    is given, and that of a later step follows from the particles of the step before. Memory grows as $n^2 + nd$
+    It moves particles as blackjax does, up to rounding: the bandwidth of the first step is the one given to `init`, and
+    that of a later step follows from the particles of the step before. Memory grows as $n^2 + nd$
     where blackjax's grows as $n^2 d$, and nothing that a caller holds is changed in place.
 
     For streams, `opvi.svgd(target, step=...)` is the one to use.
@@ -47,8 +47,8 @@ def svgd(
     Args:
         grad_logdensity_fn: $\nabla \log p$ of one particle, a pytree; `step` passes its keywords on to it.
         optimizer: any of optax's.
-        kernel: of `opvi.flows.kernels`; `rbf()` if not given.
-        bandwidth: a rule of `opvi.flows.kernels`; `median()`, which is blackjax's, if not given.
+        kernel: of `opvi.flows.kernels`; `rbf()` if omitted.
+        bandwidth: a rule of `opvi.flows.kernels`; `median()`, which is blackjax's, if omitted.
     """
     if kernel is not None and not isinstance(kernel, Kernel):
         raise TypeError(
@@ -57,7 +57,7 @@ def svgd(
         )
     rule = bandwidth or median()
 
-    def init(initial_position: Any, kernel_parameters: dict[str, Any] | None = None) -> SVGDState:
+    def init(initial_position: Tree, kernel_parameters: dict[str, ArrayLike] | None = None) -> SVGDState:
         sizes = {jnp.shape(leaf)[:1] for leaf in jax.tree.leaves(initial_position)}
         if len(sizes) != 1 or min(sizes) < (2,):
             raise ValueError(
@@ -71,7 +71,7 @@ def svgd(
         parameters = {"length_scale": jnp.asarray(h, _matrix(position).dtype)}
         return SVGDState(position, parameters, optimizer.init(position))
 
-    def step(state: SVGDState, **grad_params: Any) -> SVGDState:
+    def step(state: SVGDState, **grad_params: Tree) -> SVGDState:
         first = jax.tree.map(lambda leaf: leaf[0], state.particles)
         _, unravel = ravel_pytree(first)
         x = _matrix(state.particles)
@@ -87,7 +87,7 @@ def svgd(
     return SamplingAlgorithm(init, step)
 
 
-def _matrix(tree: Any) -> Array:
-    """A stacked pytree as `[n, d]`."""
+def _matrix(tree: Tree) -> Array:
+    """Return a stacked pytree as `[n, d]`."""
     leaves = jax.tree.leaves(tree)
     return jnp.concatenate([jnp.reshape(leaf, (len(leaf), -1)) for leaf in leaves], 1)

@@ -1,14 +1,15 @@
 r"""NumPyro models as targets: latent sites on the real line, prior and rows apart, names kept.
 
 A model is run under handlers that put unconstrained values at its latent sites. Every site's log density then falls
-on one of two sides: sites inside the data plate give one number a row, all others are the prior. The data plate is
+on one of two sides: sites inside the data plate give one number per row, all others are the prior. The data plate is
 the one whose size follows the rows.
 """
 
 import inspect
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from functools import cached_property, partial
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -17,6 +18,7 @@ import numpy as np
 from opvi.adapters._sites import (
     Drawn,
     Model,
+    Site,
     arguments,
     by_row,
     data_plates,
@@ -33,9 +35,10 @@ from opvi.adapters._sites import (
     within,
 )
 from opvi.predictive import Distribution
-from opvi.running._stream import row_count
+from opvi.running._rows import row_count
 from opvi.targets import Target
-from opvi.types import Array, Data, Key, Params, Particles, as_key, shapes_of
+from opvi.targets._target import Method
+from opvi.types import Array, ArrayLike, Data, Key, Params, Particles, Seed, Tree, as_key, shapes_of
 
 
 @dataclass(frozen=True)
@@ -45,26 +48,26 @@ class NumPyroTarget(Target):
     program: "_Program" = field(kw_only=True)
 
     def constrain(self, particles: Particles) -> dict[str, Array]:
-        """Latent and deterministic sites at every particle, in the model's own units: name -> `[n, ...]`.
+        """Return latent and deterministic sites at every particle, in the model's own units: name -> `[n, ...]`.
 
         Sites that follow the rows, such as a regression's mean, are left out.
         """
-        found = self.program.constrain(self._params(particles))
+        found = _constrain(self.program, self._params(particles))
         return {name: found[name] for name in self.program.names}  # in the model's order
 
-    def sample(self, key: Any, particles: Particles, data: Data) -> dict[str, Array]:
-        """One draw of every observed site from each particle: name -> `[n, rows, ...]`.
+    def sample(self, key: Seed, particles: Particles, data: Data) -> dict[str, Array]:
+        """Return one draw of every observed site from each particle: name -> `[n, rows, ...]`.
 
-        What `data` holds at the observed sites is not looked at.
+        What `data` holds at the observed sites is ignored.
         """
         params = self._params(particles)
         keys = jax.random.split(as_key(key), len(particles))
-        return self.program.sample(keys, params, self.program.arrays(data, params))
+        return _sample(self.program, keys, params, self.program.arrays(data, params))
 
     def log_likelihoods(self, particles: Particles, data: Data) -> dict[str, Array]:
-        """`log_likelihood` of every particle, site by site: name -> `[n, rows]`."""
+        """Return the `log_likelihood` of every particle, site by site: name -> `[n, rows]`."""
         params = self._params(particles)
-        return self.program.log_likelihoods(params, self.program.arrays(data, params))
+        return _log_likelihoods(self.program, params, self.program.arrays(data, params))
 
     def _params(self, particles: Particles) -> Params:
         particles = jnp.asarray(particles)
@@ -77,14 +80,14 @@ class NumPyroTarget(Target):
 
 
 def from_numpyro(model: Model, example: Data) -> NumPyroTarget:
-    r"""A target from a NumPyro model with a data plate.
+    r"""Return a target from a NumPyro model with a data plate.
 
     $$\log p_0(u) = \sum_s \log p(\theta_s) + \log \Big| \frac{\partial \theta}{\partial u} \Big|, \qquad
       \log p(r \mid u) = \sum_s \log p(r_s \mid \theta)$$
 
     with $s$ the sites outside and inside the plate. Parameters are a dict of unconstrained values $u$, one for each
-    latent site; `target.constrain(particles)` gives the sites $\theta$ back. Particles start from the prior, or
-    uniformly in ±2 where it is improper.
+    latent site; `target.constrain(particles)` returns the sites $\theta$. Particles start from the prior, or uniformly
+    in ±2 where it is improper. Targets of the same model and an equal first row are equal.
 
     The model is called with the rows of a batch: `model(X, y)` for batches `(X, y)`, `model(X, group, y)` for batches
     `((X, group), y)`, `model(X=X, y=y)` for batches `{"X": X, "y": y}`, `model(y)` for an array. What does not come in
@@ -102,12 +105,23 @@ def from_numpyro(model: Model, example: Data) -> NumPyroTarget:
     """
     if not callable(model):
         raise TypeError(f"`model` is a {type(model).__name__}, but must be a NumPyro model: a Python function.")
-    program = _Program(model, example)
-    functions = (program.log_prior, program.log_likelihood, program.init, program.predict)
-    return NumPyroTarget(*functions, program=program)
+    program = _examined(model, example)
+    log_prior, log_likelihood, init, predict = (
+        Method(program, name) for name in ("log_prior", "log_likelihood", "init", "predict")
+    )
+    predicts = program.alone and program.can_predict()
+    return NumPyroTarget(log_prior, log_likelihood, init, predict if predicts else None, program=program)
 
 
-def _numbers(leaf: Any) -> np.ndarray:
+class _Leaf(NamedTuple):
+    """An array of one row, as a value that has a hash."""
+
+    dtype: str
+    shape: tuple[int, ...]
+    data: bytes
+
+
+def _numbers(leaf: ArrayLike) -> np.ndarray:
     leaf = np.asarray(leaf)
     if leaf.dtype.kind not in "fiub":
         raise TypeError(
@@ -116,57 +130,94 @@ def _numbers(leaf: Any) -> np.ndarray:
     return leaf.astype(jax.dtypes.canonicalize_dtype(leaf.dtype))
 
 
-class _Program:
-    """A model, what was found out about its sites, and the target's functions."""
+def _examined(model: Model, example: Data) -> "_Program":
+    """Return the model with what its sites are, refused if it cannot be learnt from a stream."""
+    example = jax.tree.map(_numbers, example)
+    if row_count(example) == 0:
+        raise ValueError("`example` has 0 rows, but at least 1 is needed to see what the model's data look like.")
+    row = jax.tree.map(lambda a: a[:1], example)
+    few, more = (layouts(model, row, rows) for rows in (2, 3))
+    plates = data_plates(few, more)
+    sites = {name: layout.site for name, layout in few.items()}
+    fixed = {name for name, layout in few.items() if layout[1:] == more[name][1:]}  # do not follow the rows
+    latent = [name for name, site in sites.items() if is_latent(site)]
+    if not latent:
+        raise ValueError("the model has no latent site, so that there is nothing to infer.")
+    known = {name for name, site in sites.items() if site["type"] == "deterministic"} & fixed
+    inside = [name for name, site in sites.items() if site["type"] == "sample" and within(site, plates)]
+    leaves, structure = jax.tree.flatten(row)
+    program = _Program(
+        model,
+        structure,
+        tuple(_Leaf(a.dtype.name, a.shape, a.tobytes()) for a in leaves),
+        frozenset(plates),
+        tuple(name for name in sites if name in latent or name in known),
+        tuple(name for name in inside if not is_factor(sites[name])),
+        len(inside) == 1 and not is_factor(sites[inside[0]]),
+    )
+    program.check()
+    return program
 
-    def __init__(self, model: Model, example: Data):
-        example = jax.tree.map(_numbers, example)
-        if row_count(example) == 0:
-            raise ValueError("`example` has 0 rows, but at least 1 is needed to see what the model's data look like.")
-        self.model, self.example = model, jax.tree.map(lambda a: a[:1], example)
-        few, more = (layouts(model, self.example, rows) for rows in (2, 3))
-        self.plates = data_plates(few, more)
-        sites = {name: layout.site for name, layout in few.items()}
-        fixed = {name for name, layout in few.items() if layout[1:] == more[name][1:]}  # do not follow the rows
-        latent = [name for name, site in sites.items() if is_latent(site)]
-        if not latent:
-            raise ValueError("the model has no latent site, so that there is nothing to infer.")
-        known = {name for name, site in sites.items() if site["type"] == "deterministic"} & fixed
-        self.names = [name for name in sites if name in latent or name in known]
-        inside = [name for name, site in sites.items() if site["type"] == "sample" and within(site, self.plates)]
-        self.observed = [name for name in inside if not is_factor(sites[name])]
-        self.init = jax.jit(self._init)
-        self._check()
-        self.predict = self._predict if len(inside) == len(self.observed) == 1 and self._can_predict() else None
-        self.constrain = jax.jit(jax.vmap(self._constrain))
-        self.sample = jax.jit(jax.vmap(self._sample, (0, 0, None)))
-        self.log_likelihoods = jax.jit(jax.vmap(self._log_likelihoods, (0, None)))
+
+@dataclass(frozen=True)
+class _Program:
+    """A model, a row of its data, what its sites are, and the target's functions; equal if model and row are."""
+
+    model: Model
+    structure: Any  # of a row; jax does not export the type
+    leaves: tuple[_Leaf, ...]  # of a row
+    plates: frozenset[str]  # those that follow the rows
+    names: tuple[str, ...]  # sites that do not follow the rows, in the model's order
+    observed: tuple[str, ...]
+    alone: bool  # whether the observed site is the only one inside the plates
+
+    @cached_property
+    def example(self) -> Data:
+        """One row."""
+        arrays = [np.frombuffer(leaf.data, leaf.dtype).reshape(leaf.shape) for leaf in self.leaves]
+        return self.structure.unflatten(arrays)
 
     def arrays(self, data: Data, params: Params) -> Data:
-        """The data as arrays: whole numbers where the example has them, floats in the parameters' dtype."""
-        structures: list[Any] = [jax.tree.structure(tree) for tree in (self.example, data)]
-        if structures[0] != structures[1]:
+        """Return the data as arrays: whole numbers where the example has them, floats in the parameters' dtype."""
+        structure: Any = jax.tree.structure(data)
+        if structure != self.structure:
             raise ValueError(
                 f"`data` has leaves of shape {shapes_of(data)}, but the target was made with an example of shape "
                 f"{shapes_of(self.example)} in a {type(self.example).__name__}. Give the same arguments."
             )
         dtype = jax.tree.leaves(params)[0].dtype
 
-        def convert(leaf: Any, like: np.ndarray) -> Array:
+        def convert(leaf: ArrayLike, like: np.ndarray) -> Array:
             return jnp.asarray(leaf, dtype if like.dtype.kind == "f" else like.dtype)
 
         return jax.tree.map(convert, data, self.example)
 
-    def _init(self, key: Key) -> Params:
-        return draw(self.model, jax.tree.map(jnp.asarray, self.example), key)[0]
+    def init(self, key: Key) -> Params:
+        """Return unconstrained values of the latent sites, drawn from the prior."""
+        return _init(self, key)
 
-    def _zeros(self) -> Params:
-        """Parameters that suit every site."""
-        return jax.tree.map(lambda s: jnp.zeros(s.shape, s.dtype), jax.eval_shape(self.init, jax.random.key(0)))
+    def log_prior(self, params: Params) -> Array:
+        """Return the log density of the sites outside the data plate."""
+        return total(self.terms(params, self.arrays(self.example, params), inside=False))
 
-    def _terms(self, params: Params, data: Data, *, inside: bool) -> dict[str, Array]:
-        """Log densities of the sites inside the data plate, row by row, or of those outside."""
-        sites, ratio = run(self.model, data, jax.random.key(0), from_unconstrained(params))
+    def log_likelihood(self, params: Params, data: Data) -> Array:
+        """Return the log density of the sites inside the data plate, row by row."""
+        return total(self.terms(params, data, inside=True))
+
+    def predict(self, params: Params, x: Tree) -> Distribution:
+        """Return what the observed site says about rows with inputs x."""
+        rows = row_count(x)
+        y = jax.tree.map(lambda a: np.zeros((rows, *a.shape[1:]), a.dtype), self.example[1])  # never looked at
+        found: Any = self._head_of(params, self.arrays((x, y), params))
+        return found
+
+    def sites(self, params: Params, data: Data) -> tuple[dict[str, Site], dict[str, float]]:
+        """Return the sites with these parameters, and the plates' needless scales."""
+        return run(self.model, data, jax.random.key(0), from_unconstrained(params))
+
+    def terms(self, params: Params, data: Data, *, inside: bool) -> dict[str, Array]:
+        """Return log densities of the sites inside the data plate, row by row, or of those outside."""
+        sites, ratio = self.sites(params, data)
         terms = {}
         for name, site in sites.items():
             if site["type"] == "sample" and within(site, self.plates) == inside:
@@ -174,23 +225,18 @@ class _Program:
                 terms[name] = by_row(site, value, self.plates) if inside else jnp.sum(value)
         return terms
 
-    def log_prior(self, params: Params) -> Array:
-        return total(self._terms(params, self.arrays(self.example, params), inside=False))
+    def _zeros(self) -> Params:
+        """Return parameters that suit every site."""
+        return jax.tree.map(lambda s: jnp.zeros(s.shape, s.dtype), jax.eval_shape(self.init, jax.random.key(0)))
 
-    def _log_likelihoods(self, params: Params, data: Data) -> dict[str, Array]:
-        return self._terms(params, data, inside=True)
-
-    def log_likelihood(self, params: Params, data: Data) -> Array:
-        return total(self._log_likelihoods(params, data))
-
-    def _check(self) -> None:
+    def check(self) -> None:
         """Refuse rows that cannot be scored, and a prior that is not the same for every batch."""
         params = self._zeros()
         data = self.arrays(self.example, params)
         twice = jax.tree.map(lambda a: jnp.concatenate([a, a]), data)
 
         def terms(data: Data) -> dict[str, Array]:
-            return self._terms(params, data, inside=False)
+            return self.terms(params, data, inside=False)
 
         jax.eval_shape(self.log_likelihood, params, twice)
         once, again = jax.jit(terms)(data), jax.jit(terms)(twice)
@@ -202,12 +248,8 @@ class _Program:
                     "data, such as a mean, is computed once and closed over."
                 )
 
-    def _head_of(self, params: Params, data: Data) -> Distribution | None:
-        sites, ratio = run(self.model, data, jax.random.key(0), from_unconstrained(params))
-        return head(sites[self.observed[0]], ratio)
-
-    def _can_predict(self) -> bool:
-        """Whether batches are pairs (x, y), and the head can be had from x alone."""
+    def can_predict(self) -> bool:
+        """Return whether batches are pairs (x, y), and the head can be had from x alone."""
         params = self._zeros()
         data = self.arrays(self.example, params)
         if type(data) is not tuple or len(data) != 2:
@@ -215,38 +257,27 @@ class _Program:
         if jax.eval_shape(self._head_of, params, data) is None:
             return False
 
-        def outputs(y: Any) -> dict[str, Array]:
+        def outputs(y: Tree) -> dict[str, Array]:
             found: Any = self._head_of(params, (data[0], y))
             return found._asdict()
 
         return not any(any(used) for used in sources(outputs, data[1]).values())
 
-    def _predict(self, params: Params, x: Any) -> Distribution:
-        rows = row_count(x)
-        y = jax.tree.map(lambda a: np.zeros((rows, *a.shape[1:]), a.dtype), self.example[1])  # never looked at
-        found: Any = self._head_of(params, self.arrays((x, y), params))
-        return found
+    def _head_of(self, params: Params, data: Data) -> Distribution | None:
+        sites, ratio = self.sites(params, data)
+        return head(sites[self.observed[0]], ratio)
 
-    def _constrain(self, params: Params) -> dict[str, Array]:
-        data = self.arrays(self.example, params)
-        sites, _ = run(self.model, data, jax.random.key(0), from_unconstrained(params))
-        return {name: sites[name]["value"] for name in self.names}
-
-    def _sample(self, key: Key, params: Params, data: Data) -> dict[str, Array]:
-        sites, _ = run(Drawn(self.model, self.plates), data, key, from_unconstrained(params))
+    def observations(self, data: Data) -> dict[str, Array]:
+        """Return the values at the observed sites."""
+        sites, _ = self.sites(self._zeros(), data)
         return {name: sites[name]["value"] for name in self.observed}
 
-    def observations(self, data: Data) -> dict[str, Any]:
-        """The values at the observed sites."""
-        sites, _ = run(self.model, data, jax.random.key(0), from_unconstrained(self._zeros()))
-        return {name: sites[name]["value"] for name in self.observed}
-
-    def inputs(self, data: Data) -> dict[str, Any]:
-        """The model's arguments that are not observed themselves, by name."""
+    def inputs(self, data: Data) -> dict[str, Array]:
+        """Return the model's arguments that are not observed themselves, by name."""
         seen = {id(value) for value in self.observations(data).values()}
         return {name: value for name, value in self._arguments(data).items() if id(value) not in seen}
 
-    def _arguments(self, data: Data) -> dict[str, Any]:
+    def _arguments(self, data: Data) -> dict[str, Array]:
         if isinstance(data, Mapping):
             return dict(data)
         values = arguments(data)
@@ -254,3 +285,31 @@ class _Program:
             return dict(inspect.signature(self.model).bind(*values).arguments)
         except (TypeError, ValueError):
             return {f"argument_{i}": value for i, value in enumerate(values)}
+
+
+@partial(jax.jit, static_argnums=0)
+def _init(program: _Program, key: Key) -> Params:
+    return draw(program.model, jax.tree.map(jnp.asarray, program.example), key)[0]
+
+
+@partial(jax.jit, static_argnums=0)
+def _constrain(program: _Program, params: Params) -> dict[str, Array]:
+    def one(params: Params) -> dict[str, Array]:
+        sites, _ = program.sites(params, program.arrays(program.example, params))
+        return {name: sites[name]["value"] for name in program.names}
+
+    return jax.vmap(one)(params)
+
+
+@partial(jax.jit, static_argnums=0)
+def _sample(program: _Program, keys: Key, params: Params, data: Data) -> dict[str, Array]:
+    def one(key: Key, params: Params) -> dict[str, Array]:
+        sites, _ = run(Drawn(program.model, program.plates), data, key, from_unconstrained(params))
+        return {name: sites[name]["value"] for name in program.observed}
+
+    return jax.vmap(one)(keys, params)
+
+
+@partial(jax.jit, static_argnums=0)
+def _log_likelihoods(program: _Program, params: Params, data: Data) -> dict[str, Array]:
+    return jax.vmap(lambda theta: program.terms(theta, data, inside=True))(params)

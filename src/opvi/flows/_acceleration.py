@@ -1,16 +1,17 @@
 r"""Nesterov-type acceleration on the Wasserstein space (Liu et al., 2019): WAG and WNes, for any field."""
 
 import math
-from collections.abc import Callable
-from typing import NamedTuple
+from dataclasses import dataclass
+from typing import Protocol
 
 from opvi.types import Array, Particles, Scalar
 
 
-class Acceleration(NamedTuple):
-    """Where to evaluate the next field: $y_t$ from $x_t$, $x_{t-1}$, $y_{t-1}$ and the move $x_t - y_{t-1}$."""
+class Acceleration(Protocol):
+    """Where to evaluate the next field; frozen and hashable, as all that samplers are made of."""
 
-    look_ahead: Callable[[Scalar, Particles, Particles, Particles, Array], Particles]
+    def look_ahead(self, t: Scalar, x: Particles, x_old: Particles, y_old: Particles, move: Array) -> Particles:
+        """Return $y_t$ from $x_t$, $x_{t-1}$, $y_{t-1}$ and the move $x_t - y_{t-1}$."""
 
 
 def wag(alpha: float = 3.9) -> Acceleration:
@@ -24,11 +25,15 @@ def wag(alpha: float = 3.9) -> Acceleration:
     """
     if not alpha > 3:
         raise ValueError(f"`alpha` is {alpha!r}, but WAG needs a factor greater than 3.")
+    return _WAG(float(alpha))
 
-    def look_ahead(t: Scalar, x: Particles, x_old: Particles, y_old: Particles, move: Array) -> Particles:
-        return x + (t - 1) / t * (y_old - x_old) + (t + alpha - 2) / t * move
 
-    return Acceleration(look_ahead)
+@dataclass(frozen=True)
+class _WAG:
+    alpha: float
+
+    def look_ahead(self, t: Scalar, x: Particles, x_old: Particles, y_old: Particles, move: Array) -> Particles:
+        return x + (t - 1) / t * (y_old - x_old) + (t + self.alpha - 2) / t * move
 
 
 def wnes(curvature: float = 0.01, shrink: float = 0.2) -> Acceleration:
@@ -50,8 +55,12 @@ def wnes(curvature: float = 0.01, shrink: float = 0.2) -> Acceleration:
     beta = shrink * math.sqrt(curvature)
     root = math.sqrt(beta**2 + 4 * (1 + beta) * curvature)
     momentum = 1 + beta - 2 * (1 + beta) * (2 + beta) * curvature / (root - beta + 2 * (1 + beta) * curvature)
+    return _WNes(momentum)
 
-    def look_ahead(t: Scalar, x: Particles, x_old: Particles, y_old: Particles, move: Array) -> Particles:
-        return x + momentum * (x - x_old)
 
-    return Acceleration(look_ahead)
+@dataclass(frozen=True)
+class _WNes:
+    momentum: float
+
+    def look_ahead(self, t: Scalar, x: Particles, x_old: Particles, y_old: Particles, move: Array) -> Particles:
+        return x + self.momentum * (x - x_old)

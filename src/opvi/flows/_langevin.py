@@ -18,7 +18,7 @@ from opvi._steps import (
 )
 from opvi.flows.schedules import batch_sum
 from opvi.targets import Target, cast
-from opvi.types import Array, Batch, Key, LikelihoodScale, Particles, Schedule, Start, at_round
+from opvi.types import Array, Batch, Key, LikelihoodScale, Particles, Schedule, Start, as_schedule, at_round
 
 
 class LangevinState(NamedTuple):
@@ -68,9 +68,8 @@ def langevin(
         prior_weight: $\eta_t$, as in `parvi`.
         likelihood_scale: $\kappa_t$, as in `parvi`.
     """
-    if not callable(step):
-        positive_step(step)
-    return Langevin(target, step, temperature, prior_weight, likelihood_scale)
+    step = step if callable(step) else positive_step(step)
+    return Langevin(target, step, as_schedule(temperature), as_schedule(prior_weight), likelihood_scale)
 
 
 @compiled

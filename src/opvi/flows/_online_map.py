@@ -1,55 +1,76 @@
 """Online MAP: the point estimate whose dynamic regret the paper bounds."""
 
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from dataclasses import dataclass
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import optax
 
-from opvi._steps import StepInfo, as_optimizer, compiled, keep_if_finite, root_mean_square, tick, weigh
+from opvi._steps import StepInfo, TargetSampler, compiled, keep_if_finite, root_mean_square, tick, weigh
+from opvi.flows._optimizer import Optimizer, as_optimizer
 from opvi.flows.schedules import batch_mean, vanishing
-from opvi.targets import Target, as_particles, cast
-from opvi.types import Algorithm, Array, Batch, Key, LikelihoodScale, Particles, Schedule
+from opvi.targets import Target, cast
+from opvi.types import (
+    Array,
+    ArrayLike,
+    Batch,
+    Key,
+    LikelihoodScale,
+    Particles,
+    Schedule,
+    Start,
+    Tree,
+    as_schedule,
+)
 
 Projection = Callable[[Array], Array]  # [d] -> [d]
+Bound = float | tuple[float, ...]
 
 
 class MAPState(NamedTuple):
     """What the next round needs, and nothing else. Every particle is a point estimate of its own."""
 
     particles: Particles
-    optimizer: Any
+    optimizer: Tree
     round: Array
     rows: Array
 
 
-def ball(radius: float) -> Projection:
-    """A projection for `online_map`: onto the ball of that radius around the origin."""
-    if not radius > 0:
-        raise ValueError(f"`radius` is {radius!r}, but must be greater than 0.")
-    return lambda w: optax.projections.projection_l2_ball(w, radius)
+@dataclass(frozen=True)
+class OnlineMAP(TargetSampler):
+    """Settings of `online_map`."""
 
+    optimizer: Optimizer
+    prior_weight: Schedule
+    likelihood_scale: LikelihoodScale
+    projection: Projection | None
 
-def box(lower: Any, upper: Any) -> Projection:
-    """A projection for `online_map`: onto the box between `lower` and `upper`, numbers or vectors."""
-    if not (jnp.asarray(lower) < jnp.asarray(upper)).all():
-        raise ValueError(f"`lower` is {lower} and `upper` is {upper}, but lower must be below upper everywhere.")
+    def init(self, key: Key, particles: Start = None) -> MAPState:
+        """Return the state before any row."""
+        w = self.project(self.drawn(key, particles))
+        zero = jnp.zeros((), jnp.int32)
+        return MAPState(w, self.optimizer.init(w), zero, zero)
 
-    def project(w: Array) -> Array:
-        return optax.projections.projection_box(w, jnp.asarray(lower, w.dtype), jnp.asarray(upper, w.dtype))
+    def step(self, key: Key, state: MAPState, batch: Batch) -> tuple[MAPState, StepInfo]:
+        """Learn from a batch."""
+        return _step(self, key, state, batch)
 
-    return project
+    def project(self, w: Particles) -> Particles:
+        """Return every particle's projection."""
+        return jax.vmap(self.projection)(w) if self.projection else w
 
 
 def online_map(
     target: Target,
     *,
-    step: Schedule | optax.GradientTransformation,
+    step: Schedule | Optimizer,
     prior_weight: Schedule = vanishing,
     likelihood_scale: LikelihoodScale = batch_mean,
     projection: Projection | None = None,
-) -> Algorithm:
+) -> OnlineMAP:
     r"""Projected online gradient descent on the cost of each round's batch.
 
     $$w_t = \Pi_W \big[ w_{t-1} - \alpha_t ( \nabla \hat c_t(w_{t-1}) + \eta_t \nabla c_0(w_{t-1}) ) \big]$$
@@ -62,26 +83,60 @@ def online_map(
         likelihood_scale: `batch_mean` by default.
         projection: $\Pi_W$: `ball(radius)`, `box(lower, upper)`, your own function, or None for no bound.
     """
-    optimizer = as_optimizer(step)
-    project = jax.vmap(projection) if projection else lambda w: w
+    return OnlineMAP(target, as_optimizer(step), as_schedule(prior_weight), likelihood_scale, projection)
 
-    def init(key: Key, particles: Any) -> MAPState:
-        w = project(as_particles(target, key, particles))
-        zero = jnp.zeros((), jnp.int32)
-        return MAPState(w, optimizer.init(w), zero, zero)
 
-    @compiled
-    def step_(key: Key, state: MAPState, batch: Batch) -> tuple[MAPState, StepInfo]:
-        w = state.particles
-        batch = cast(batch, w.dtype)
-        clock = tick(state, batch)
-        s, log_predictive, _ = weigh(target, w, batch, clock, likelihood_scale, prior_weight)
-        move, optimizer_state = optimizer.update(-s, state.optimizer, w)
-        w_new = project(w + move)
-        kept, finite = keep_if_finite(
-            MAPState(w_new, optimizer_state, clock.round, clock.rows), state, w_new, log_predictive
-        )
-        info = StepInfo(clock.rows, log_predictive, root_mean_square(s), finite)
-        return kept._replace(round=clock.round, rows=clock.rows), info
+@compiled
+def _step(sampler: OnlineMAP, key: Key, state: MAPState, batch: Batch) -> tuple[MAPState, StepInfo]:
+    w = state.particles
+    batch = cast(batch, w.dtype)
+    clock = tick(state, batch)
+    s, log_predictive, predicted = weigh(
+        sampler.target, w, batch, clock, sampler.likelihood_scale, sampler.prior_weight
+    )
+    move, optimizer_state = sampler.optimizer.update(-s, state.optimizer, w)
+    w_new = sampler.project(w + move)
+    kept, finite = keep_if_finite(
+        MAPState(w_new, optimizer_state, clock.round, clock.rows), state, w_new, log_predictive
+    )
+    info = StepInfo(clock.rows, log_predictive, root_mean_square(s), finite, predicted)
+    return kept._replace(round=clock.round, rows=clock.rows), info
 
-    return Algorithm(init, step_)
+
+# --- projections ----------------------------------------------------------------------------------
+
+
+def ball(radius: float) -> Projection:
+    """A projection for `online_map`: onto the ball of that radius around the origin."""
+    if not radius > 0:
+        raise ValueError(f"`radius` is {radius!r}, but must be greater than 0.")
+    return _Ball(float(radius))
+
+
+@dataclass(frozen=True)
+class _Ball:
+    radius: float
+
+    def __call__(self, w: Array) -> Array:
+        return optax.projections.projection_l2_ball(w, self.radius)
+
+
+def box(lower: ArrayLike, upper: ArrayLike) -> Projection:
+    """A projection for `online_map`: onto the box between `lower` and `upper`, numbers or vectors."""
+    if not (np.asarray(lower) < np.asarray(upper)).all():
+        raise ValueError(f"`lower` is {lower} and `upper` is {upper}, but lower must be below upper everywhere.")
+    return _Box(_plain(lower), _plain(upper))
+
+
+def _plain(bound: ArrayLike) -> Bound:
+    values = np.asarray(bound, float).tolist()
+    return tuple(values) if isinstance(values, list) else values
+
+
+@dataclass(frozen=True)
+class _Box:
+    lower: Bound
+    upper: Bound
+
+    def __call__(self, w: Array) -> Array:
+        return optax.projections.projection_box(w, jnp.asarray(self.lower, w.dtype), jnp.asarray(self.upper, w.dtype))

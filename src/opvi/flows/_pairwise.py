@@ -17,13 +17,14 @@ drift and repulsion cancel, that is what is left of the digits, so
 
 import functools
 import math
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 from jax import lax
 
-from opvi.types import Array, Particles, Scalar
+from opvi.types import Array, Particles, Scalar, Tree
 
 FEW = 4  # dimensions, and columns: differences on the ordinary units
 MANY = 128  # dimensions from which whole matrix products are faster than tiles
@@ -34,6 +35,7 @@ THREAD_ROWS = 512  # a block's rows in the first form
 COMPENSATED = 32  # columns up to which the tiles' sums are compensated; beyond, registers run out and errors are small
 CHUNK, CHUNK_ENTRIES = 16_384, 1 << 27  # the last form's tiles: columns, and entries of a tile
 TWICE_LOG_TWO = (1.38623046875, 6.389617919921875e-05, -3.809308424251867e-09)  # 12 bits, 12 bits, the rest
+Ref = Any  # a block of an array in a kernel; Pallas has no type for it
 FAR = 1e18  # where padding stands: its kernel with any particle is 0
 
 
@@ -42,6 +44,20 @@ class PairSums(NamedTuple):
 
     weighted: Array  # [n, m]: sum of K c
     push: Array  # [n, d]: sum of K (x_i - x_j), times 2/h
+
+
+def has_gpu_kernels() -> bool:
+    """Return whether programs may use the fused sums: there is a GPU, and JAX still has what they are written in.
+
+    Nobody else needs Pallas, so nobody else loads it.
+    """
+    if jax.default_backend() != "gpu":
+        return False
+    try:
+        from jax.experimental.pallas import triton  # noqa: F401
+    except ImportError:
+        return False
+    return True
 
 
 def pair_sums(
@@ -83,7 +99,9 @@ def _twice_log_two(scale: Scalar) -> tuple[Array, Array]:
     return high, low
 
 
-def _pallas(kernel: Any, interpret: bool, warps: int, stages: int, **spec: Any) -> Any:
+def _pallas(
+    kernel: Callable[..., None], interpret: bool, warps: int, stages: int, **spec: object
+) -> Callable[..., Array]:
     from jax.experimental import pallas as pl
     from jax.experimental.pallas import triton
 
@@ -110,6 +128,15 @@ def _exp2(v: Array, interpret: bool) -> Array:
 def _multiply_add(a: Array, b: Array, c: Array, interpret: bool) -> Array:
     # Triton is not allowed to contract a product and a sum by itself.
     return a * b + c if interpret else _assembly("fma.rn.f32 $0, $1, $2, $3;", a, b, c)
+
+
+def _dot(a: Array, b: Array, turned: bool = False, *, interpret: bool) -> Array:
+    """A tile's product, the second factor transposed if turned."""
+    if interpret:
+        return jnp.dot(a, b.T if turned else b, preferred_element_type=jnp.float32)
+    from jax.experimental.pallas import triton
+
+    return triton.dot(a, b, trans_b=turned)
 
 
 def _add(total: Array, lost: Array, part: Array) -> tuple[Array, Array]:
@@ -141,7 +168,7 @@ def _by_differences(y: Particles, columns: Array, interpret: bool) -> tuple[Arra
     others = jnp.concatenate([y, _padded(columns, room).T])
     multiply_add = functools.partial(_multiply_add, interpret=interpret)
 
-    def kernel(own_ref: Any, others_ref: Any, out_ref: Any) -> None:
+    def kernel(own_ref: Ref, others_ref: Ref, out_ref: Ref) -> None:
         own = [own_ref[k, :] for k in range(d)]
         zero = tuple(jnp.zeros(THREAD_ROWS, jnp.float32) for _ in range(m + d))
         first = pl.program_id(1) * each
@@ -157,8 +184,8 @@ def _by_differences(y: Particles, columns: Array, interpret: bool) -> tuple[Arra
             factors = [*(jnp.broadcast_to(c, K.shape) for c in other[d:]), *gap]
             return tuple(multiply_add(K, f, a) for f, a in zip(factors, sums, strict=True))
 
-        def part(p: Array, carry: Any) -> Any:
-            def some(j: Array, sums: Any) -> Any:
+        def part(p: Array, carry: Tree) -> Tree:
+            def some(j: Array, sums: Tree) -> Tree:
                 for u in range(UNROLLED):
                     sums = meet(first + p * PART + j * UNROLLED + u, sums)
                 return sums
@@ -212,7 +239,6 @@ def _by_tiles(y: Particles, columns: Array, interpret: bool) -> tuple[Array, Arr
     $\sum_j K_{ij} (c_j + r_i)$ with $c = (c, -y)$ and $r = (0, y)$ gives both sums at once.
     """
     from jax.experimental import pallas as pl
-    from jax.experimental.pallas import triton
 
     (n, d), m = y.shape, columns.shape[1]
     wide, out_wide = (max(16, 1 << (width - 1).bit_length()) for width in (d, m + d))
@@ -221,10 +247,7 @@ def _by_tiles(y: Particles, columns: Array, interpret: bool) -> tuple[Array, Arr
     cuts, room = _cut(n, rows, others)
     each = room // cuts
 
-    def dot(a: Array, b: Array, turned: bool = False) -> Array:
-        if interpret:
-            return jnp.dot(a, b.T if turned else b, preferred_element_type=jnp.float32)
-        return triton.dot(a, b, trans_b=turned)
+    dot = functools.partial(_dot, interpret=interpret)
 
     def laid_out(a: Array, width: int) -> Array:
         return jnp.pad(_padded(a, room), ((0, 0), (0, width - a.shape[1])))
@@ -237,7 +260,7 @@ def _by_tiles(y: Particles, columns: Array, interpret: bool) -> tuple[Array, Arr
     own = laid_out(jnp.concatenate([jnp.zeros_like(columns), y], 1), out_wide)
 
     def kernel(
-        rows_ref: Any, row_square_ref: Any, own_ref: Any, points_ref: Any, square_ref: Any, both_ref: Any, out_ref: Any
+        rows_ref: Ref, row_square_ref: Ref, own_ref: Ref, points_ref: Ref, square_ref: Ref, both_ref: Ref, out_ref: Ref
     ) -> None:
         x = [rows_ref[k] for k in range(3)]
         row_square = row_square_ref[...]
@@ -245,7 +268,7 @@ def _by_tiles(y: Particles, columns: Array, interpret: bool) -> tuple[Array, Arr
         ahead = [lax.broadcasted_iota(jnp.int32, (rows, others), axis) for axis in (0, 1)]
         ahead_of = pl.program_id(0) * rows + ahead[0] - ahead[1]
 
-        def tile(t: Array, carry: Any) -> Any:
+        def tile(t: Array, carry: Tree) -> Tree:
             start = first + t * others
             at = pl.ds(start, others)
             z = [points_ref[k, at, :] for k in range(3)]

@@ -1,14 +1,13 @@
 r"""Inside a step that is spread over devices: which axes are cut, and sums over all pairs by a ring."""
 
 from collections.abc import Callable
-from typing import Any
 
 import jax
 import jax.numpy as jnp
 from jax import lax
 from jax.sharding import PartitionSpec, get_abstract_mesh
 
-from opvi.types import Array
+from opvi.types import Array, Tree
 
 PARTICLES, DATA = "particles", "data"
 
@@ -31,7 +30,7 @@ def everywhere(x: Array) -> Array:
     return lax.with_sharding_constraint(x, PartitionSpec()) if _around() else x
 
 
-def ring(function: Callable[[Any, Any], Any], rows: Any, others: Any) -> Any:
+def ring(function: Callable[[Tree, Tree], Tree], rows: Tree, others: Tree) -> Tree:
     r"""$\sum_q f(\mathrm{rows}_p, \mathrm{others}_q)$ on every device p, over the parts q of all devices.
 
     The parts of `others` go around: each device works on one part, hands it to the next device and gets another from
@@ -49,8 +48,8 @@ def ring(function: Callable[[Any, Any], Any], rows: Any, others: Any) -> Any:
     mine = PartitionSpec((PARTICLES, DATA) if both else PARTICLES)
     onwards = [(p, (p + 1) % parts) for p in range(parts)]
 
-    def own(rows: Any, others: Any) -> Any:
-        def turn(_: Array, carry: tuple[Any, Any]) -> tuple[Any, Any]:
+    def own(rows: Tree, others: Tree) -> Tree:
+        def turn(_: Array, carry: tuple[Tree, Tree]) -> tuple[Tree, Tree]:
             total, here = carry
             coming = jax.tree.map(lambda a: lax.ppermute(a, PARTICLES, onwards), here)  # while this part is worked on
             return jax.tree.map(jnp.add, total, function(rows, here)), coming

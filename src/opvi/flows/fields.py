@@ -11,22 +11,22 @@ under a Gaussian kernel go through fused programs instead (`opvi.flows._pairwise
 """
 
 from collections.abc import Callable
-from typing import Any
+from dataclasses import dataclass
 
 import jax
 import jax.numpy as jnp
 from jax import lax
 
-from opvi.flows._pairwise import pair_sums
+from opvi.flows._pairwise import has_gpu_kernels, pair_sums
 from opvi.flows._ring import is_spread, ring
 from opvi.flows.kernels import PRECISION, Bandwidth, Kernel, median, nearly_centred, rbf, squared_distances
-from opvi.types import Array, Field, FieldValue, Particles, Scores
+from opvi.types import Array, Field, FieldValue, Particles, Scores, Tree
 
 LARGEST_DENSE = 4096  # particles; above this the n² matrices are worked through in blocks
 DEFAULT_BLOCK = 512
 
 
-def _over_rows(function: Callable[[Any], Any], rows: Any, block: int) -> Any:
+def _over_rows(function: Callable[[Tree], Tree], rows: Tree, block: int) -> Tree:
     """`function` on blocks of rows, its results joined; the last block is padded with its own last row."""
     n = len(jax.tree.leaves(rows)[0])
     if block >= n:
@@ -52,7 +52,7 @@ class _Pairs:
         self.spread = is_spread(n)  # over devices: the sums then go around a ring
         # Whoever asks for a block size or a precision gets just that.
         usual = block is None and precision is PRECISION and x.dtype == jnp.float32 and not self.spread
-        self.fused = usual and n > LARGEST_DENSE and kernel.height is not None
+        self.fused = usual and n > LARGEST_DENSE and kernel.height is not None and has_gpu_kernels()
 
     def product(self, a: Array, b: Array) -> Array:
         return jnp.matmul(a, b, precision=self.precision)
@@ -68,10 +68,10 @@ class _Pairs:
         slope = 2 * slope
         return self.product(slope, others) - slope.sum(1, keepdims=True) * rows
 
-    def total(self, function: Callable[[Any, Any], Any], rows: Any, others: Any) -> Any:
+    def total(self, function: Callable[[Tree, Tree], Tree], rows: Tree, others: Tree) -> Tree:
         """A function of blocks of rows and of all others, which is a sum over the others."""
 
-        def blocks(rows: Any, others: Any) -> Any:
+        def blocks(rows: Tree, others: Tree) -> Tree:
             return _over_rows(lambda block: function(block, others), rows, self.block)
 
         return ring(blocks, rows, others) if self.spread else blocks(rows, others)
@@ -97,23 +97,32 @@ class _Pairs:
         return lax.platform_dependent(self.x, columns, self.h, cuda=on_gpu, default=tiled)
 
 
-def _field(
+@dataclass(frozen=True)
+class _Radial:
+    """The field that a function makes of all pairs of particles under a radial kernel."""
+
+    compute: Callable[[_Pairs, Scores], tuple[Array, Array]]
+    kernel: Kernel
+    bandwidth: Bandwidth
+    block: int | None
+    precision: lax.PrecisionLike
+
+    def __call__(self, particles: Particles, scores: Scores) -> FieldValue:
+        h = self.bandwidth(particles)
+        pairs = _Pairs(particles, self.kernel, h, self.block, self.precision)
+        return FieldValue(*self.compute(pairs, scores), h)
+
+
+def _radial(
     compute: Callable[[_Pairs, Scores], tuple[Array, Array]],
     kernel: Kernel | None,
     bandwidth: Bandwidth | None,
     block: int | None,
     precision: lax.PrecisionLike,
 ) -> Field:
-    kernel, bandwidth = kernel or rbf(), bandwidth or median()
     if block is not None and block < 1:
         raise ValueError(f"`block` is {block}, but must be at least 1 row, or None to choose by n.")
-
-    def field(particles: Particles, scores: Scores) -> FieldValue:
-        h = bandwidth(particles)
-        drift, repulsion = compute(_Pairs(particles, kernel, h, block, precision), scores)
-        return FieldValue(drift, repulsion, h)
-
-    return field
+    return _Radial(compute, kernel or rbf(), bandwidth or median(), block, precision)
 
 
 def svgd(
@@ -128,16 +137,16 @@ def svgd(
     $$u_i = \tfrac1n \sum_j K(x_j, x_i)\, s_j, \qquad r_i = \tfrac1n \sum_j \nabla_{x_j} K(x_j, x_i)$$
 
     Args:
-        kernel: `kernels.rbf()` if not given, or `kernels.imq()`.
-        bandwidth: a rule of `opvi.flows.kernels`; `median()` if not given.
-        block: rows worked on at once; if not given, all of them up to 4,096 particles and 512 above.
+        kernel: `kernels.rbf()` if omitted, or `kernels.imq()`.
+        bandwidth: a rule of `opvi.flows.kernels`; `median()` if omitted.
+        block: rows worked on at once; if omitted, all of them up to 4,096 particles and 512 above.
         precision: of the matrix products; the full precision of the dtype by default, on every device.
     """
+    return _radial(_svgd, kernel, bandwidth, block, precision)
 
-    def compute(pairs: _Pairs, scores: Scores) -> tuple[Array, Array]:
-        return pairs.sums(scores, 1 / len(pairs.x))
 
-    return _field(compute, kernel, bandwidth, block, precision)
+def _svgd(pairs: _Pairs, scores: Scores) -> tuple[Array, Array]:
+    return pairs.sums(scores, 1 / len(pairs.x))
 
 
 def gfsd(
@@ -153,12 +162,12 @@ def gfsd(
 
     The arguments are those of `svgd`.
     """
+    return _radial(_gfsd, kernel, bandwidth, block, precision)
 
-    def compute(pairs: _Pairs, scores: Scores) -> tuple[Array, Array]:
-        mass, push = pairs.sums(jnp.ones_like(scores[:, :1]))
-        return scores, push / mass
 
-    return _field(compute, kernel, bandwidth, block, precision)
+def _gfsd(pairs: _Pairs, scores: Scores) -> tuple[Array, Array]:
+    mass, push = pairs.sums(jnp.ones_like(scores[:, :1]))
+    return scores, push / mass
 
 
 def blob(
@@ -175,18 +184,18 @@ def blob(
 
     The arguments are those of `svgd`.
     """
+    return _radial(_blob, kernel, bandwidth, block, precision)
 
-    def compute(pairs: _Pairs, scores: Scores) -> tuple[Array, Array]:
-        mass = pairs.total(lambda x, y: pairs.gram(x, y)[0].sum(1), pairs.x, pairs.x)
 
-        def both(rows: tuple[Particles, Array], others: tuple[Particles, Array]) -> Array:
-            (x, own), (y, theirs) = rows, others
-            _, slope = pairs.gram(x, y)
-            return pairs.push(slope, x, y) / own[:, None] + pairs.push(slope / theirs[None, :], x, y)
+def _blob(pairs: _Pairs, scores: Scores) -> tuple[Array, Array]:
+    mass = pairs.total(lambda x, y: pairs.gram(x, y)[0].sum(1), pairs.x, pairs.x)
 
-        return scores, pairs.total(both, (pairs.x, mass), (pairs.x, mass))
+    def both(rows: tuple[Particles, Array], others: tuple[Particles, Array]) -> Array:
+        (x, own), (y, theirs) = rows, others
+        _, slope = pairs.gram(x, y)
+        return pairs.push(slope, x, y) / own[:, None] + pairs.push(slope / theirs[None, :], x, y)
 
-    return _field(compute, kernel, bandwidth, block, precision)
+    return scores, pairs.total(both, (pairs.x, mass), (pairs.x, mass))
 
 
 SWEPT = 64  # particles up to which a linear system is solved without LAPACK
@@ -230,21 +239,21 @@ def gfsf(
 
     The arguments are those of `svgd`.
     """
+    return _radial(_gfsf, kernel, bandwidth, block, precision)
 
-    def compute(pairs: _Pairs, scores: Scores) -> tuple[Array, Array]:
-        b = pairs.total(lambda x, y: pairs.push(pairs.gram(x, y)[1], x, y), pairs.x, pairs.x)
-        n, dtype = len(pairs.x), pairs.x.dtype
-        ridge = GFSF_RIDGE * pairs.kernel.value(jnp.zeros((), dtype), pairs.h, pairs.x.shape[1])
-        if pairs.block >= n and not pairs.spread:
-            gram = pairs.gram(pairs.x, pairs.x)[0] + ridge * jnp.eye(n, dtype=dtype)
-            return scores, _solve(gram, b, pairs.product)
 
-        def multiply(v: Array) -> Array:
-            products = pairs.total(lambda x, o: pairs.product(pairs.gram(x, o[0])[0], o[1]), pairs.x, (pairs.x, v))
-            return products + ridge * v
+def _gfsf(pairs: _Pairs, scores: Scores) -> tuple[Array, Array]:
+    b = pairs.total(lambda x, y: pairs.push(pairs.gram(x, y)[1], x, y), pairs.x, pairs.x)
+    n, dtype = len(pairs.x), pairs.x.dtype
+    ridge = GFSF_RIDGE * pairs.kernel.value(jnp.zeros((), dtype), pairs.h, pairs.x.shape[1])
+    if pairs.block >= n and not pairs.spread:
+        gram = pairs.gram(pairs.x, pairs.x)[0] + ridge * jnp.eye(n, dtype=dtype)
+        return scores, _solve(gram, b, pairs.product)
 
-        tolerance = 10 * float(jnp.finfo(dtype).eps)
-        solution, _ = jax.scipy.sparse.linalg.cg(multiply, b, tol=tolerance, maxiter=2000)
-        return scores, solution
+    def multiply(v: Array) -> Array:
+        products = pairs.total(lambda x, o: pairs.product(pairs.gram(x, o[0])[0], o[1]), pairs.x, (pairs.x, v))
+        return products + ridge * v
 
-    return _field(compute, kernel, bandwidth, block, precision)
+    tolerance = 10 * float(jnp.finfo(dtype).eps)
+    solution, _ = jax.scipy.sparse.linalg.cg(multiply, b, tol=tolerance, maxiter=2000)
+    return scores, solution

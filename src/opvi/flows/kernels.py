@@ -2,18 +2,19 @@ r"""Radial kernels $K(x, y) = k(\|x - y\|^2; h)$ and the rules that choose their
 
 import math
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from dataclasses import dataclass
 
 import jax.numpy as jnp
 from jax import lax
 
 from opvi.flows._ring import everywhere
-from opvi.types import Array, Particles, Scalar
+from opvi.types import Array, Particles, Scalar, Tree
 
 PRECISION = lax.Precision.HIGHEST  # the accelerators' default loses digits where drift and repulsion cancel
 
 
-class Kernel(NamedTuple):
+@dataclass(frozen=True)
+class Kernel:
     """A radial kernel as functions of the squared distance $r$ and the bandwidth $h$."""
 
     value: Callable[[Array, Scalar, int], Array]  # k(r; h), in d dimensions
@@ -23,23 +24,46 @@ class Kernel(NamedTuple):
 
 def rbf(normalised: bool = False) -> Kernel:
     r"""$k(r) = e^{-r/h}$, times $(\pi h)^{-d/2}$ if normalised to integrate to one."""
-
-    def height(h: Scalar, d: int) -> Array:
-        return (math.pi * h) ** (-d / 2) if normalised else jnp.ones_like(h)
-
-    def value(r: Array, h: Scalar, d: int) -> Array:
-        k = jnp.exp(-r / h)
-        return k * height(h, d) if normalised else k
-
-    return Kernel(value=value, slope=lambda r, h, d: -value(r, h, d) / h, height=height)
+    if normalised:
+        return Kernel(_density, _density_slope, _density_height)
+    return Kernel(_gaussian, _gaussian_slope, _gaussian_height)
 
 
 def imq() -> Kernel:
     r"""$k(r) = (1 + r/h)^{-1/2}$, the inverse multiquadric, whose tails control convergence."""
-    return Kernel(
-        value=lambda r, h, d: lax.rsqrt(1 + r / h),
-        slope=lambda r, h, d: -lax.rsqrt(1 + r / h) / (2 * (h + r)),
-    )
+    return Kernel(_imq, _imq_slope)
+
+
+def _gaussian(r: Array, h: Scalar, d: int) -> Array:
+    return jnp.exp(-r / h)
+
+
+def _gaussian_slope(r: Array, h: Scalar, d: int) -> Array:
+    return -_gaussian(r, h, d) / h
+
+
+def _gaussian_height(h: Scalar, d: int) -> Array:
+    return jnp.ones_like(h)
+
+
+def _density(r: Array, h: Scalar, d: int) -> Array:
+    return _gaussian(r, h, d) * _density_height(h, d)
+
+
+def _density_slope(r: Array, h: Scalar, d: int) -> Array:
+    return -_density(r, h, d) / h
+
+
+def _density_height(h: Scalar, d: int) -> Array:
+    return (math.pi * h) ** (-d / 2)
+
+
+def _imq(r: Array, h: Scalar, d: int) -> Array:
+    return lax.rsqrt(1 + r / h)
+
+
+def _imq_slope(r: Array, h: Scalar, d: int) -> Array:
+    return -lax.rsqrt(1 + r / h) / (2 * (h + r))
 
 
 FEW_DIMENSIONS = 4
@@ -90,7 +114,15 @@ def fixed(h: float) -> Bandwidth:
     """The same h every round."""
     if not h > 0:
         raise ValueError(f"`h` is {h!r}, but a bandwidth must be greater than 0.")
-    return lambda x: jnp.asarray(h, x.dtype)
+    return _Fixed(float(h))
+
+
+@dataclass(frozen=True)
+class _Fixed:
+    h: float
+
+    def __call__(self, x: Particles) -> Scalar:
+        return jnp.asarray(self.h, x.dtype)
 
 
 def middle_pair(values: Array, k: int) -> tuple[Scalar, Scalar]:
@@ -108,10 +140,10 @@ def middle_pair(values: Array, k: int) -> tuple[Scalar, Scalar]:
     zero, none = jnp.zeros((), integer), jnp.zeros((), jnp.int32)
     pattern = lax.bitcast_convert_type(values, integer).reshape(-1)
 
-    def join(a: Any, b: Any) -> Any:
+    def join(a: tuple[Array, ...], b: tuple[Array, ...]) -> tuple[Array, ...]:
         return a[0] + b[0], jnp.maximum(a[1], b[1]), jnp.minimum(a[2], b[2])
 
-    def narrow(search: Any) -> Any:
+    def narrow(search: Tree) -> Tree:
         passes, first, last, short, over, pivot, side = search
         pivot = jnp.clip(lax.bitcast_convert_type(pivot, integer), first, last - 1)
         pivot = jnp.where(passes % 8 == 7, first + (last - first) // 2, pivot)
@@ -142,8 +174,17 @@ def evenly_spaced(x: Particles, largest: int = LARGEST_SAMPLE) -> Particles:
     return everywhere(x if len(x) <= largest else x[:: -(-len(x) // largest)])
 
 
-def _median_rule(*, diagonal: bool, offset: int, of_squares: bool, upper: bool) -> Bandwidth:
-    def rule(x: Particles) -> Scalar:
+@dataclass(frozen=True)
+class _Median:
+    """The squared median distance over a logarithm, as one of the codes in use has it."""
+
+    diagonal: bool = True  # whether a particle's distance to itself counts
+    offset: int = 0  # the logarithm is that of n + offset
+    of_squares: bool = False  # the median of the squared distances, instead of that of the distances, squared
+    upper: bool = False  # the upper of two middle values: numpy's percentile method "higher"
+    epsilon: bool = False  # added at the end
+
+    def __call__(self, x: Particles) -> Scalar:
         n = len(x)
         sample = evenly_spaced(x)
         m = len(sample)
@@ -152,15 +193,13 @@ def _median_rule(*, diagonal: bool, offset: int, of_squares: bool, upper: bool) 
         # Zeros on the diagonal sort first: leaving them out of the list shifts the ranks by m. The list holds
         # every pair twice, which leaves its median where the list of pairs has it.
         r = jnp.where(jnp.eye(m, dtype=bool), 0, r)
-        count, skip = (m * m, 0) if diagonal else (m * (m - 1), m)
+        count, skip = (m * m, 0) if self.diagonal else (m * (m - 1), m)
         low, high = middle_pair(r, skip + count // 2)
-        # "upper" is numpy's percentile method "higher".
-        low = high if upper or count % 2 else low
-        middle = (low + high) / 2 if of_squares else ((jnp.sqrt(low) + jnp.sqrt(high)) / 2) ** 2
+        low = high if self.upper or count % 2 else low
+        middle = (low + high) / 2 if self.of_squares else ((jnp.sqrt(low) + jnp.sqrt(high)) / 2) ** 2
         # Particles that coincide have median 0; the smallest h keeps the kernel finite there.
-        return jnp.maximum(middle / math.log(n + offset), jnp.sqrt(jnp.finfo(x.dtype).tiny))
-
-    return rule
+        h = jnp.maximum(middle / math.log(n + self.offset), jnp.sqrt(jnp.finfo(x.dtype).tiny))
+        return h + jnp.finfo(x.dtype).eps if self.epsilon else h
 
 
 def median() -> Bandwidth:
@@ -168,23 +207,22 @@ def median() -> Bandwidth:
 
     As in blackjax, the median is that of the distances, squared afterwards.
     """
-    return _median_rule(diagonal=False, offset=0, of_squares=False, upper=False)
+    return _Median(diagonal=False)
 
 
 def median_liu_wang() -> Bandwidth:
     r"""$h = \mathrm{med}(r) / \log(n+1)$ over all $n^2$ squared distances, zeros too: the SVGD authors' code."""
-    return _median_rule(diagonal=True, offset=1, of_squares=True, upper=False)
+    return _Median(offset=1, of_squares=True)
 
 
 def median_awgf() -> Bandwidth:
     r"""The same with the upper of two middle values: the code of OPVI's authors, after AWGF's."""
-    return _median_rule(diagonal=True, offset=1, of_squares=True, upper=True)
+    return _Median(offset=1, of_squares=True, upper=True)
 
 
 def median_numpyro() -> Bandwidth:
     r"""$h = \mathrm{med}^2 / \log n + \varepsilon$ over all $n^2$ distances, zeros too: NumPyro's `RBFKernel`."""
-    base = _median_rule(diagonal=True, offset=0, of_squares=False, upper=False)
-    return lambda x: base(x) + jnp.finfo(x.dtype).eps
+    return _Median(epsilon=True)
 
 
 def heat_equation(candidates: int = 33, span: float = 32.0) -> Bandwidth:
@@ -203,11 +241,20 @@ def heat_equation(candidates: int = 33, span: float = 32.0) -> Bandwidth:
         span: the grid runs from `median/span` to `median·span`.
     """
 
-    def rule(x: Particles) -> Scalar:
+    return _HeatEquation(candidates, float(span))
+
+
+@dataclass(frozen=True)
+class _HeatEquation:
+    candidates: int
+    span: float
+
+    def __call__(self, x: Particles) -> Scalar:
         sample = centred(evenly_spaced(x, 1024))
         r = squared_distances(sample, sample)
         d = x.shape[1]
-        grid = jnp.linspace(-math.log(span), math.log(span), candidates, dtype=x.dtype)
+        end = math.log(self.span)
+        grid = jnp.linspace(-end, end, self.candidates, dtype=x.dtype)
         middle = median()(x)
 
         def objective(log_ratio: Array) -> Array:
@@ -221,10 +268,8 @@ def heat_equation(candidates: int = 33, span: float = 32.0) -> Bandwidth:
             return jnp.log(b**2 * ((laplacian + moved / b) ** 2).sum())
 
         values = lax.map(objective, grid)
-        best = jnp.clip(jnp.argmin(values), 1, candidates - 2)
+        best = jnp.clip(jnp.argmin(values), 1, self.candidates - 2)
         left, centre, right = values[best - 1], values[best], values[best + 1]
         curvature = left - 2 * centre + right
         shift = jnp.where(curvature > 0, (left - right) / (2 * jnp.where(curvature > 0, curvature, 1)), 0)
         return middle * jnp.exp(grid[best] + jnp.clip(shift, -1, 1) * (grid[1] - grid[0]))
-
-    return rule

@@ -5,7 +5,7 @@ Rounds count from $t = 1$. Wherever the library takes a schedule, a plain number
 
 import math
 from collections.abc import Callable, Sequence
-from typing import NamedTuple
+from dataclasses import dataclass
 
 import jax.numpy as jnp
 import numpy as np
@@ -15,7 +15,8 @@ from opvi.types import Array, LikelihoodScale
 # --- batch sizes: plain integers, decided on the host before anything is traced ---------------
 
 
-class BatchRule(NamedTuple):
+@dataclass(frozen=True)
+class BatchRule:
     """How many rows round t takes, and the padded size that stands for it in compiled code."""
 
     size: Callable[[int], int]
@@ -38,7 +39,15 @@ def _positive(name: str, value: float) -> None:
 def static(size: int) -> BatchRule:
     """$B_t = B$: every round takes `size` rows."""
     _positive("size", size)
-    return BatchRule(size=lambda t: size, bucket=lambda rows: size)
+    return BatchRule(_Always(size), _Always(size))
+
+
+@dataclass(frozen=True)
+class _Always:
+    size: int
+
+    def __call__(self, _: int) -> int:
+        return self.size
 
 
 def full(total: int) -> BatchRule:
@@ -49,51 +58,71 @@ def full(total: int) -> BatchRule:
 def power(rho: float = 0.55) -> BatchRule:
     r"""$B_t = \lceil t^\rho \rceil$, the paper's growing batch."""
     _positive("rho", rho)
-    return BatchRule(size=lambda t: math.ceil(t**rho), bucket=power_of_two)
+    return BatchRule(_Power(rho), power_of_two)
+
+
+@dataclass(frozen=True)
+class _Power:
+    rho: float
+
+    def __call__(self, t: int) -> int:
+        return math.ceil(t**self.rho)
 
 
 def saturating(rho: float, total: int) -> BatchRule:
     r"""$B_t = \lceil N t^\rho / (N + t^\rho) \rceil$, for which $\epsilon_t = \Lambda t^{-\rho/2}$."""
     _positive("rho", rho)
     _positive("total", total)
-    return BatchRule(size=lambda t: math.ceil(total * t**rho / (total + t**rho)), bucket=power_of_two)
+    return BatchRule(_Saturating(rho, total), power_of_two)
+
+
+@dataclass(frozen=True)
+class _Saturating:
+    rho: float
+    total: int
+
+    def __call__(self, t: int) -> int:
+        return math.ceil(self.total * t**self.rho / (self.total + t**self.rho))
 
 
 def sizes(values: Sequence[int]) -> BatchRule:
-    """The listed sizes, one a round."""
-    values = [int(v) for v in values]
+    """The listed sizes, one per round."""
+    listed = tuple(int(v) for v in values)
+    return BatchRule(_Listed(listed), _Always(listed[0]) if len(set(listed)) == 1 else power_of_two)
 
-    def size(t: int) -> int:
-        if t > len(values):
-            raise ValueError(f"round {t} asks for a batch size, but only {len(values)} were listed.")
-        return values[t - 1]
 
-    constant = len(set(values)) == 1
-    return BatchRule(size=size, bucket=(lambda rows: values[0]) if constant else power_of_two)
+@dataclass(frozen=True)
+class _Listed:
+    values: tuple[int, ...]
+
+    def __call__(self, t: int) -> int:
+        if t > len(self.values):
+            raise ValueError(f"round {t} asks for a batch size, but only {len(self.values)} were listed.")
+        return self.values[t - 1]
 
 
 def as_batch_rule(rule: "int | BatchRule | Callable[[int], int]") -> BatchRule:
-    """A rule from a number (static), a rule, or any function of the round."""
+    """Return a rule from a number (static), a rule, or any function of the round."""
     if isinstance(rule, BatchRule):
         return rule
     if isinstance(rule, int | np.integer) and not isinstance(rule, bool):
         return static(int(rule))
     if callable(rule):
-        return BatchRule(size=rule, bucket=power_of_two)
+        return BatchRule(rule, power_of_two)
     raise TypeError(f"`batch_size` is {rule!r}; give a number of rows or a rule such as `opvi.schedules.power(0.55)`.")
 
 
 def within_budget(rule: "int | BatchRule | Callable[[int], int]", rounds: int, rows: int) -> BatchRule:
-    """The same growth, spread so that `rounds` rounds take exactly `rows` rows (FITDS).
+    """Return the same growth, spread so that `rounds` rounds take exactly `rows` rows (FITDS).
 
     Sizes are the differences of the rule's cumulative share of the budget, rounded; so the shape of
     the rule is kept and the total is exact. Every round takes at least one row.
     """
     rule = as_batch_rule(rule)
     if rows < rounds:
-        raise ValueError(f"a budget of {rows} rows cannot fill {rounds} rounds; allow at least one row a round.")
+        raise ValueError(f"a budget of {rows} rows cannot fill {rounds} rounds; allow at least one row per round.")
     share = np.cumsum([rule.size(t) for t in range(1, rounds + 1)], dtype=float)
-    # One row a round is set aside first: rounding can then never leave a round empty.
+    # One row per round is set aside first: rounding can then never leave a round empty.
     extra = np.floor(share / share[-1] * (rows - rounds) + 0.5).astype(int)
     return sizes((1 + np.diff(extra, prepend=0)).tolist())
 
@@ -122,7 +151,15 @@ def batch_mean(batch_rows: Array, seen_rows: Array) -> Array:
 def dataset(total: int) -> LikelihoodScale:
     r"""$\kappa_t = N/B_t$: the batch stands for a data set of known size `total`."""
     _positive("total", total)
-    return lambda batch_rows, seen_rows: total / batch_rows
+    return _Dataset(total)
+
+
+@dataclass(frozen=True)
+class _Dataset:
+    total: int
+
+    def __call__(self, batch_rows: Array, seen_rows: Array) -> Array:
+        return self.total / batch_rows
 
 
 def seen(batch_rows: Array, seen_rows: Array) -> Array:
@@ -136,4 +173,13 @@ def seen(batch_rows: Array, seen_rows: Array) -> Array:
 def decaying(initial: float, power: float = 0.55) -> Callable[[Array], Array]:
     r"""$\alpha_t = \alpha\, t^{-p}$."""
     _positive("initial", initial)
-    return lambda t: initial * t**-power
+    return _Decaying(float(initial), float(power))
+
+
+@dataclass(frozen=True)
+class _Decaying:
+    initial: float
+    power: float
+
+    def __call__(self, t: Array) -> Array:
+        return self.initial * t**-self.power

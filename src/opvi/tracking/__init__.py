@@ -1,5 +1,6 @@
 """The recommended samplers: scaling, curvature, a bank of trackers and a calibrated predictive, put together."""
 
+from opvi.flows import first_order as first_order
 from opvi.tracking._bank import bank as bank
 from opvi.tracking._calibrated import calibrated as calibrated
 from opvi.tracking._classifier import classifier as classifier
@@ -8,7 +9,6 @@ from opvi.tracking._regressor import regressor as regressor
 from opvi.tracking._remembering import remembering as remembering
 from opvi.tracking._replay import replay as replay
 from opvi.tracking._reservoir import kept_rows as kept_rows
-from opvi.tracking._tracker import first_order as first_order
 from opvi.tracking._tracker import tracker as tracker
 from opvi.tracking._wrapped import Wrapped as Wrapped
 from opvi.tracking._wrapped import WrappedInfo as WrappedInfo

@@ -93,7 +93,7 @@ def _learn(sampler: Calibrated, state: Wrapped, batch: Batch) -> tuple[Known, Pr
         zero = jnp.zeros_like(means)
         errors = calibration.learn(known.errors, one, means, zero, _nothing(means), y, batch.weight)
         log_density = calibration.log_predictive(known.errors, one, y)
-        level = Predictive(calibration.predictive(known.errors, one)).cdf(y)
+        level = calibration.level(known.errors, one, y)
         return known._replace(errors=errors), Predicted(log_density, one.mean, level)
     log_p = plain.log_probabilities()[None]
     exponents = temperature.update(known.exponents, log_p, y.astype(jnp.int32), batch.weight)

@@ -77,14 +77,19 @@ def predictive(known: Calibration, one: Combined) -> StudentT:
     share = jax.nn.softmax(known.scores)
     levels = (jnp.arange(COMPONENTS, dtype=share.dtype) + 0.5) / COMPONENTS
     pick = jnp.searchsorted(jnp.cumsum(share), levels * share.sum()).clip(max=len(share) - 1)
-    chosen = jax.tree.map(lambda leaf: leaf[pick], _all_settings(known, one))
+    chosen = _at_settings(known, one, pick)
     return chosen._replace(dof=jnp.broadcast_to(chosen.dof, chosen.mean.shape))
 
 
 def log_predictive(known: Calibration, one: Combined, y: Array) -> Array:
     """The log predictive density of y, row by row."""
-    scores = _all_settings(known, one).log_density(y[None])
+    scores = _at_settings(known, one).log_density(y[None])
     return logsumexp(scores + jax.nn.log_softmax(known.scores)[:, None], axis=0)
+
+
+def level(known: Calibration, one: Combined, y: Array) -> Array:
+    """P(Y ≤ y) of the predictive mixture, row by row."""
+    return predictive(known, one).cdf(y[None]).mean(0)
 
 
 def learn(
@@ -96,7 +101,7 @@ def learn(
     squared = (y - one.mean) ** 2
     batch_error = (squared * weight).sum() / jnp.maximum(rows, 1e-30)
     error_known = known.rounds > 0
-    scores = _all_settings(known, one).log_density(y[None])
+    scores = _at_settings(known, one).log_density(y[None])
     # While errors fall, their running mean is too large, and small shares of it win: no good guide to what comes later.
     memory = jnp.minimum(SCORE_MEMORY, 1 - 1 / (2 + EARLY_MEMORY * known.rounds))
     scores = memory**share * known.scores + jnp.where(error_known, (scores * weight[None]).sum(1), 0)
@@ -123,9 +128,10 @@ def rescale(known: Calibration, ratio: Scalar) -> Calibration:
     return known._replace(error=known.error * ratio**2, products=known.products * ratio**2)
 
 
-def _all_settings(known: Calibration, one: Combined) -> StudentT:
-    """The predictive of every setting on the grid, `[grid, B]`."""
-    dof, noise, spread, tilt = (jnp.asarray(grid, one.mean.dtype)[:, None] for grid in _GRID)
+def _at_settings(known: Calibration, one: Combined, pick: Array | None = None) -> StudentT:
+    """The predictive of settings on the grid, `[settings, B]`: of those picked, or of all."""
+    grids = [jnp.asarray(grid, one.mean.dtype) for grid in _GRID]
+    dof, noise, spread, tilt = ((grid if pick is None else grid[pick])[:, None] for grid in grids)
     shape = jnp.exp(tilt * one.log_shape[None])
     epistemic = spread * one.variance[None] * shape
     variance = noise * known.error * shape + epistemic

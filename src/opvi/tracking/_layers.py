@@ -1,20 +1,22 @@
-r"""A network over flat vectors, for trackers: outputs, Jacobian, priors, blocks, and a change of units."""
+"""A network's activations, and what becomes of its weights and covariances when the units of X and y change."""
 
-import itertools
-import math
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
+from opvi.filters._blocks import Blocks
+from opvi.targets import MLP, Layer, backward, forward, jacobian
 from opvi.tracking._scaling import Scale, divisor
-from opvi.types import Array, Key, Scalar
+from opvi.types import Array, Scalar
+
+TANH, RELU, SINE = 0.0, 1.0, 2.0
 
 
-def checked_widths(hidden: Any) -> tuple[int, ...]:
-    """Hidden layers as the user gave them, refused unless they are whole numbers of units; none: a linear model."""
+def checked_widths(hidden: Sequence[int]) -> tuple[int, ...]:
+    """Return the widths of hidden layers, refused unless they are whole numbers of units; none: a linear model."""
     widths = tuple(hidden) if isinstance(hidden, Sequence) and not isinstance(hidden, str) else (0,)
     if not all(isinstance(width, int) and width > 0 for width in widths):
         raise ValueError(
@@ -24,80 +26,16 @@ def checked_widths(hidden: Any) -> tuple[int, ...]:
     return widths
 
 
-class Network(NamedTuple):
-    """Fully connected, one output. A vector holds each layer as a matrix `[outputs, inputs + 1]`, biases last."""
-
-    sizes: tuple[int, ...]  # features, hidden layers, 1
-
-    @property
-    def shapes(self) -> list[tuple[int, int]]:
-        """Of the layers' matrices."""
-        return [(fan_out, fan_in + 1) for fan_in, fan_out in itertools.pairwise(self.sizes)]
-
-    @property
-    def dim(self) -> int:
-        """Numbers in a vector."""
-        return sum(math.prod(shape) for shape in self.shapes)
-
-    def split(self, w: Array) -> list[Array]:
-        """A vector as its layers."""
-        ends = np.cumsum([math.prod(shape) for shape in self.shapes])[:-1]
-        return [part.reshape(shape) for part, shape in zip(jnp.split(w, ends), self.shapes, strict=True)]
-
-    def join(self, layers: Sequence[Array]) -> Array:
-        """The layers as a vector."""
-        return jnp.concatenate([layer.reshape(-1) for layer in layers])
-
-    def draw(self, key: Key, dtype: Any) -> Array:
-        """Starting weights N(0, 1/(inputs + 1)); biases N(0, ¼) but for the last, which is 0."""
-        layers = []
-        for index, shape in enumerate(self.shapes):
-            noise = jax.random.normal(jax.random.fold_in(key, index), shape, dtype)
-            bias = 0.5 if index < len(self.shapes) - 1 else 0.0
-            layers.append(jnp.concatenate([noise[:, :-1] / math.sqrt(shape[1]), bias * noise[:, -1:]], 1))
-        return self.join(layers)
-
-    def prior_variance(self, bias: Scalar) -> Array:
-        """1/(inputs + 1), for hidden biases `bias` times that, and 1 for the last bias."""
-        layers = []
-        for index, shape in enumerate(self.shapes):
-            last = bias / shape[1] if index < len(self.shapes) - 1 else jnp.ones_like(bias)
-            weights = jnp.full((shape[0], shape[1] - 1), 1 / shape[1], bias.dtype)
-            layers.append(jnp.concatenate([weights, jnp.broadcast_to(last, (shape[0], 1))], 1))
-        return self.join(layers)
-
-    @property
-    def units(self) -> tuple[np.ndarray, int]:
-        """Places in a vector with those of one hidden unit side by side, and how many a unit has."""
-        if len(self.sizes) != 3:
-            return np.arange(self.dim), self.sizes[0] + 1
-        first, last = np.split(np.arange(self.dim), [math.prod(self.shapes[0])])
-        units = np.concatenate([first.reshape(self.shapes[0]), last[:-1, None]], 1)
-        return np.append(units.ravel(), last[-1]), units.shape[1]
-
-    def outputs(self, w: Array, kind: Scalar, x: Array) -> tuple[Array, Array]:
-        """Outputs `[B]` at x `[B, F]`, and their Jacobian `[B, d]`."""
-        inputs, bends = [], []
-        for index, layer in enumerate(self.split(w)):
-            if index:
-                x, bend = _activation(x, kind)
-                bends.append(bend)
-            inputs.append(jnp.concatenate([x, jnp.ones((len(x), 1), x.dtype)], 1))
-            x = inputs[-1] @ layer.T
-        slope = jnp.ones_like(x)  # of the output in this layer's outputs
-        parts = []
-        for layer, a in zip(reversed(self.split(w)), reversed(inputs), strict=True):
-            parts.append((slope[:, :, None] * a[:, None, :]).reshape(len(x), -1))
-            if bends:
-                slope = (slope @ layer[:, :-1]) * bends.pop()
-        return x[:, 0], jnp.concatenate(parts[::-1], 1)
-
-
-TANH, RELU, SINE = 0.0, 1.0, 2.0
+def outputs(network: MLP, w: Array, kind: Scalar, x: Array) -> tuple[Array, Array]:
+    """Return the outputs `[B]` of one network at x `[B, F]`, and their Jacobian `[B, d]`."""
+    layers = network.split(w)
+    passed = forward(layers, x, lambda z: _activation(z, kind))
+    slopes = backward(layers, passed, jnp.ones_like(passed.outputs))
+    return passed.outputs[:, 0], jacobian(passed, slopes)
 
 
 def _activation(z: Array, kind: Scalar) -> tuple[Array, Array]:
-    """The activation of this kind, and its slope."""
+    """Return the activation of this kind, and its slope; the kind may be traced, so that particles differ in it."""
     bent = jnp.tanh(z)
     value = jnp.where(kind == RELU, jnp.maximum(z, 0), jnp.where(kind == SINE, jnp.sin(z), bent))
     slope = jnp.where(kind == RELU, (z > 0).astype(z.dtype), jnp.where(kind == SINE, jnp.cos(z), 1 - bent**2))
@@ -117,7 +55,7 @@ class Units(NamedTuple):
 
 
 def between(old: Scale, new: Scale) -> Units:
-    """The change from one scale of (X, y) to another; columns without a deviation stay as they are."""
+    """Return the change from one scale of (X, y) to another; columns without a deviation stay as they are."""
     known = (old.sd > 0) & (new.sd > 0)
     ratio = jnp.where(known, new.sd / divisor(old), 1)
     shift = jnp.where(old.sd > 0, (new.mean - old.mean) / divisor(old), 0)
@@ -125,16 +63,56 @@ def between(old: Scale, new: Scale) -> Units:
     return Units(ratio[:-1], shift[:-1], back, (old.mean - new.mean)[-1] / divisor(new)[-1])
 
 
-def change(network: Network, units: Units, w: Array) -> Array:
-    """The linear part of the change, on a vector of weights."""
+def change(network: MLP, units: Units, w: Array) -> Array:
+    """Return the linear part of the change, of a vector of weights."""
     first, *rest = network.split(w)
-    bias = first[:, -1] + first[:, :-1] @ units.shift
-    first = jnp.concatenate([first[:, :-1] * units.ratio[None], bias[:, None]], 1)
-    layers = [first, *rest]
-    layers[-1] = layers[-1] * units.output_ratio
+    layers = [Layer(first.weights * units.ratio[:, None], first.bias + units.shift @ first.weights), *rest]
+    layers[-1] = Layer(*(part * units.output_ratio for part in layers[-1]))
     return network.join(layers)
 
 
-def re_express(network: Network, units: Units, w: Array) -> Array:
-    """The weights with which the network is the same function in the new units."""
+def re_express(network: MLP, units: Units, w: Array) -> Array:
+    """Return the weights with which the network is the same function in the new units."""
     return change(network, units, w).at[-1].add(units.output_shift)
+
+
+def covariances_in(network: MLP, blocks: Blocks, units: Units, matrices: Array) -> Array:
+    r"""Return $T C T^\top$, T the change of units, for matrices `[n, K, D, D]`; what is between blocks stays 0."""
+    rows = _whole_rows if len(blocks.order) == 1 else _block_rows
+    return rows(network, blocks, units, rows(network, blocks, units, matrices).mT)
+
+
+def _whole_rows(network: MLP, blocks: Blocks, units: Units, matrices: Array) -> Array:
+    return jax.vmap(jax.vmap(jax.vmap(lambda v: change(network, units, v))))(matrices)
+
+
+def _block_rows(network: MLP, blocks: Blocks, units: Units, matrices: Array) -> Array:
+    """Return every row after T, block by block: biases of the first layer get their share of the shift, all a scale."""
+    unmoved = units._replace(shift=jnp.zeros_like(units.shift))
+    scale = jnp.append(change(network, unmoved, jnp.ones(network.dim, matrices.dtype)), 1)[blocks.order]
+
+    def one(matrix: Array, scale: Array, bias: Array, weights: Array) -> Array:
+        padded = jnp.pad(matrix, ((0, 0), (0, 1)))
+        added = jnp.einsum("rmf,f->rm", padded[:, weights], units.shift)
+        return matrix.at[:, bias].add(added, mode="drop") * scale[None]
+
+    places = [jnp.asarray(where) for where in _first_layer(network, blocks)]
+    return jax.vmap(jax.vmap(one), (0, None, None, None))(matrices, scale, *places)
+
+
+def _first_layer(network: MLP, blocks: Blocks) -> tuple[np.ndarray, np.ndarray]:
+    """Return where the first layer's biases are in each block `[K, m]`, and their weights `[K, m, F]`; D: not there."""
+    (count, size), (features, width) = blocks.order.shape, network.shapes[0]
+    weights, biases = np.split(np.arange((features + 1) * width), [features * width])
+    weights = weights.reshape(features, width).T
+    inside = blocks.order < network.dim
+    places = np.zeros((2, network.dim), int)  # of each parameter: its block, and where in it
+    places[:, blocks.order[inside]] = np.nonzero(inside)
+    block, at = places
+    mine = [np.flatnonzero(block[biases] == k) for k in range(count)]
+    bias_at = np.full((count, max(map(len, mine))), size)
+    weights_at = np.full((*bias_at.shape, features), size)
+    for k, units in enumerate(mine):
+        bias_at[k, : len(units)] = at[biases[units]]
+        weights_at[k, : len(units)] = np.where(block[weights[units]] == k, at[weights[units]], size)
+    return bias_at, weights_at

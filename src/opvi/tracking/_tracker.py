@@ -3,14 +3,11 @@ r"""One front door: the right tracker for a target, with the reason why."""
 import math
 from typing import Any
 
-import jax.numpy as jnp
 import numpy as np
-import optax
 
 from opvi.filters import AdaptiveNoise, gauss_newton, kfac, sl_opvi
 from opvi.filters._gauss_newton import blocks_for, has_gaussian_prior
-from opvi.flows import opvi
-from opvi.flows.schedules import seen
+from opvi.flows import first_order
 from opvi.predictive import Predictive
 from opvi.predictive import predict as predict_with
 from opvi.targets import Target
@@ -24,7 +21,6 @@ WINDOW = 500  # rows kept for that
 PARTICLES = {"few": 100, "many": 20}
 # The half-life of linearisations, which go stale as a network learns: rows, and a share of the rows seen.
 FRESH = 460.0, 0.23
-PEAK, WARM_UP, DECAY_START = 0.03, 25.0, 100.0  # of the first-order step
 
 
 def tracker(
@@ -125,23 +121,6 @@ def _choose(
 
 def _fresh(rows: Array) -> Array:
     return FRESH[0] + FRESH[1] * rows
-
-
-def first_order(target: Target, *, peak: float = PEAK) -> Algorithm:
-    r"""OPVI with Nesterov–Adam steps that warm up and then decay without knowing the horizon.
-
-    $$\alpha_t = \alpha \min(1, t/25)\, (1 + t/100)^{-1/2}$$
-
-    Args:
-        target: any.
-        peak: $\alpha$.
-    """
-
-    def rate(count: Array) -> Array:
-        t = jnp.asarray(count, float) + 1
-        return peak * jnp.minimum(1, t / WARM_UP) * (1 + t / DECAY_START) ** -0.5
-
-    return opvi(target, step=optax.nadam(rate, b2=0.95), prior_weight=1.0, likelihood_scale=seen)
 
 
 def _plain(algorithm: Algorithm, target: Target, particles: int, about: str) -> Tracker:

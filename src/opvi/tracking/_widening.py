@@ -8,9 +8,9 @@ import numpy as np
 
 from opvi.filters._blocks import Blocks, within
 from opvi.filters._kfac import SMALL, WANDERING_DAMPING, KFACState
+from opvi.targets import MLP
 from opvi.tracking._classifier import ClassifierState
-from opvi.tracking._layers import Network
-from opvi.tracking._regressor import MEMORY, RegressorState
+from opvi.tracking._regressor import BUDGET, RegressorState
 
 RELU_SPREAD = 2.0  # squared, of the starting weights of the classifier's ReLU networks, whose weights wander
 
@@ -21,11 +21,10 @@ def widened_regressor(old: RegressorState, fresh: RegressorState, hidden: tuple[
     A column that has been constant so far is 0 to the network, so the function stays the same.
     """
     columns, wide = len(old.moments.mean) - 1, len(fresh.moments.mean) - 1
-    networks = Network((columns, *hidden, 1)), Network((wide, *hidden, 1))
-    # Where each of the old parameters goes: only the first layer has more columns, and its biases come last.
-    first = np.arange(networks[1].dim)[: hidden[0] * (wide + 1) if hidden else wide + 1].reshape(-1, wide + 1)
-    rest = np.arange(first.size, networks[1].dim)
-    places = np.concatenate([np.delete(first, np.s_[columns:wide], axis=1).ravel(), rest])
+    networks = MLP((columns, *hidden, 1)), MLP((wide, *hidden, 1))
+    # Where each of the old parameters goes: only the first layer's weights, input by input, are more.
+    width = networks[0].shapes[0][1]
+    places = np.r_[0 : columns * width, wide * width : networks[1].dim]
     shape = np.r_[0 : columns + 1, wide + 1 : wide + 4]  # 1, the columns, three more: see `calibration._features`
     column = np.r_[0:columns, wide]  # X, then y
     known = fresh.calibration._replace(
@@ -37,7 +36,7 @@ def widened_regressor(old: RegressorState, fresh: RegressorState, hidden: tuple[
         ),
         shape_mean=old.calibration.shape_mean,
     )
-    blocks = [within(*network.units, MEMORY / 4 / len(old.particles)) for network in networks]
+    blocks = [within(*network.units, BUDGET / 4 / len(old.particles)) for network in networks]
     matrices = _covariances(np.asarray(old.past.matrices), np.array(fresh.past.matrices), blocks, places)
     return old._replace(
         particles=_put(fresh.particles, np.s_[:, places], old.particles),

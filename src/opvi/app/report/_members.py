@@ -10,9 +10,10 @@ import numpy as np
 
 from opvi.filters._blocks import within
 from opvi.predictive import Normal, StudentT
+from opvi.targets import MLP
 from opvi.tracking._calibration import DOF, NOISE, SPREAD, TILT
-from opvi.tracking._layers import Network
-from opvi.tracking._regressor import MEMORY, RegressorState, default_settings
+from opvi.tracking._layers import outputs as network_outputs
+from opvi.tracking._regressor import BUDGET, RegressorState, default_settings
 from opvi.tracking._scaling import Scale, divisor, standardise
 from opvi.types import Array, Tracker
 
@@ -63,17 +64,17 @@ def _networks(sizes: tuple[int, ...]) -> Callable[..., tuple[Array, Array, Array
     r"""With $\bar J$ the mean Jacobian of a group's rows and C a particle's covariance, its doubt is
     $\sqrt{s \bar J C \bar J^\top}$, with s from `confirmed`.
     """
-    network = Network(sizes)
+    network = MLP(sizes)
 
     @jax.jit
     def outputs(state: RegressorState, kinds: Array, x: Array) -> tuple[Array, Array, Array]:
         scale, matrices = state.scale, state.past.matrices
-        blocks = within(*network.units, MEMORY / 4 / len(state.particles))
+        blocks = within(*network.units, BUDGET / 4 / len(state.particles))
         z = standardise(Scale(scale.mean[:-1], scale.sd[:-1]), x.astype(scale.mean.dtype))
 
         def one(particle: tuple[Array, Array, Array]) -> tuple[Array, Array]:  # one by one: Jacobians are large
             w, kind, C = particle
-            y, jacobian = network.outputs(w, kind, z)
+            y, jacobian = network_outputs(network, w, kind, z)
             J = jnp.moveaxis(blocks.gather(jacobian.reshape(-1, ROWS, network.dim).mean(1)), 0, 1)  # [K, groups, D]
             return y, jnp.sqrt(jnp.maximum(((J @ C) * J).sum((0, 2)), 0))
 

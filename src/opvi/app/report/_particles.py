@@ -10,8 +10,9 @@ from opvi.app.report._effects import BAND, spread_out
 from opvi.app.report._members import ROWS, confirmed, innermost, said
 from opvi.filters._blocks import within
 from opvi.filters._covariance import variances
-from opvi.tracking._layers import RELU, SINE, TANH, Network
-from opvi.tracking._regressor import MEMORY, RegressorState, default_settings
+from opvi.targets import MLP
+from opvi.tracking._layers import RELU, SINE, TANH
+from opvi.tracking._regressor import BUDGET, RegressorState, default_settings
 from opvi.tracking._scaling import divisor
 from opvi.types import Tracker
 
@@ -82,8 +83,8 @@ def plane(values: np.ndarray, weights: np.ndarray) -> tuple[np.ndarray, tuple[fl
 def _line(state: RegressorState, features: Sequence[str]) -> list[Coefficient]:
     """Of the particles' weights and covariances together, in units of y."""
     w = np.asarray(state.particles, float)
-    network = Network((w.shape[1] - 1, 1))
-    blocks = within(*network.units, MEMORY / 4 / len(w))
+    network = MLP((w.shape[1] - 1, 1))
+    blocks = within(*network.units, BUDGET / 4 / len(w))
     own = np.asarray(blocks.scatter(variances(state.past)), float) * float(confirmed(state))
     share = np.asarray(state.calibration.weights, float)[:, None]
     mean = (share * w).sum(0)
