@@ -9,6 +9,7 @@ from opvi import metrics
 from opvi.predictive import Predictive
 
 Y = jnp.array([0.2, 2.0, -1.0])
+WIDE = jnp.ones((3, 20))
 GAUSSIAN = Predictive(opvi.Normal(jnp.array([[0.0, 1.0, -2.0], [0.5, 3.0, -1.0]]), jnp.full((2, 3), 0.5)))
 
 
@@ -135,3 +136,14 @@ def test_crps_counts_the_weights_and_knows_heavy_tails():
     np.testing.assert_allclose(metrics.crps(alone, y), metrics.crps(Predictive(other), y), rtol=1e-5)
     normal = opvi.predictive.StudentT(jnp.zeros((1, 1)), jnp.ones((1, 1)), jnp.full((1, 1), jnp.inf), jnp.zeros((1, 1)))
     np.testing.assert_allclose(metrics.crps(Predictive(normal), y), metrics.crps(Predictive(other), y), rtol=5e-3)
+
+
+@pytest.mark.parametrize(
+    ("function", "arguments"),
+    [(metrics.crps, (GAUSSIAN, Y)), (metrics.ksd, (WIDE, WIDE)), (metrics.mmd, (WIDE, WIDE))],
+)
+def test_products_ask_accelerators_for_full_precision(function, arguments):
+    program = str(jax.make_jaxpr(function)(*arguments))
+    products = program.count("dot_general[")
+    assert products > 0
+    assert program.count("precision=(Precision.HIGHEST, Precision.HIGHEST)") == products

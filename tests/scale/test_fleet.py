@@ -232,6 +232,32 @@ def test_saved_and_loaded_is_the_same_fleet(tmp_path):
         assert same_bits(fleet.state(name), loaded.state(name))
 
 
+def nested_rows(params, rows):
+    (x, group), named = rows
+    return -((named["y"] - x @ params - group) ** 2)
+
+
+def zero(params):
+    return jnp.zeros(())
+
+
+def two_normals(key):
+    return jax.random.normal(key, (2,))
+
+
+def test_rows_in_any_nesting_are_learnt_and_loaded(tmp_path):
+    sampler = opvi.langevin(opvi.target(zero, nested_rows, two_normals), step=0.01)
+    fleet, (X, y) = opvi.Fleet(sampler, 0, batch_size=4, particles=3), rows_of(7)
+    rows = ((X, np.ones(7, np.float32)), {"y": y})
+    fleet.learn(["a"] * 7, rows)
+    loaded = opvi.Fleet.load(fleet.save(tmp_path), sampler)
+    for one in (fleet, loaded):
+        one.learn(["a"] * 7, [list(rows[0]), rows[1]])
+        one.flush()
+    assert int(loaded.state("a").rows) == 14
+    assert same_bits(fleet.state("a"), loaded.state("a"))
+
+
 def test_saving_stops_before_the_old_one_is_gone(tmp_path, monkeypatch):
     fleet = fleet_of()
     fleet.learn(["a"] * 4, rows_of(4))

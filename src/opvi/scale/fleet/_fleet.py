@@ -168,7 +168,7 @@ class Fleet:
             data: a pytree of arrays with one leading axis of rows, e.g. `(X, y)`.
         """
         names = checked_ids(ids)
-        rows = as_arrays(tuple(data) if isinstance(data, list) else data)
+        rows = as_arrays(data)
         if row_count(rows) != len(names):
             raise ValueError(
                 f"`ids` has {len(names)} entries and the data {row_count(rows)} rows; one id per row is needed."
@@ -247,9 +247,8 @@ class Fleet:
         saved = {name: about[name] for name in ("key", "batch_size", "particles")}
         fleet = cls(sampler, **saved, **settings)
         fleet.skipped, fleet.diverged = about["skipped"], about["diverged"]
-        rows = about["rows"]
-        if rows is not None:
-            rows = tuple(rows) if isinstance(rows, list) else rows  # a file does not know them apart
+        if about["rows"] is not None:
+            rows = as_arrays(about["rows"])
             fleet._table = fleet._new_table(rows)
             files.fill(Path(path), about, fleet._table)
             fleet._prepare(rows)

@@ -43,7 +43,11 @@ def hashed(names: list[Id]) -> np.ndarray:
 
 
 def as_arrays(data: Data) -> Data:
-    """Return rows as NumPy arrays."""
+    """Return rows as NumPy arrays, in tuples for lists: a saved fleet does not tell them apart."""
+    if isinstance(data, list) or type(data) is tuple:
+        return tuple(map(as_arrays, data))
+    if isinstance(data, dict):
+        return {name: as_arrays(part) for name, part in data.items()}
     try:
         return jax.tree.map(np.asarray, data, is_leaf=lambda node: node is None)
     except ValueError as error:
