@@ -9,6 +9,8 @@ import re
 import sys
 from pathlib import Path
 
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # for `paper`, which is not installed
+
 BLOCK = re.compile(r"^```python\n(.*?)^```\n", re.DOTALL | re.MULTILINE)
 OUTPUT = re.compile(r"\n<!-- output -->\n.*?<!-- end -->\n", re.DOTALL)
 
