@@ -15,7 +15,7 @@ from opvi.types import Array
 class Learner(NamedTuple):
     """A tracker, and what a results file says about it."""
 
-    tracker: opvi.Tracker
+    tracker: opvi.types.Sampler
     settings: dict[str, Any]
 
 
@@ -62,5 +62,5 @@ def mixture(variance: float, particles: int) -> Learner:
     return _learner(tracker, {"start": "from the prior"})
 
 
-def _learner(tracker: opvi.Tracker, settings: dict[str, Any]) -> Learner:
+def _learner(tracker: opvi.types.Sampler, settings: dict[str, Any]) -> Learner:
     return Learner(tracker, {"tracker": tracker.about, **settings})

@@ -3,7 +3,7 @@
 import itertools
 import time
 from collections.abc import Callable
-from functools import cache, partial
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -87,28 +87,18 @@ STREAMS: dict[str, Callable[[int], Stream]] = {
 # --- one trial --------------------------------------------------------------------------------
 
 
-@cache
-def _classifier(features: int, classes: int) -> opvi.Tracker:
-    """Shared by the seeds, so that it compiles once."""
-    return opvi.classifier(features, classes)
-
-
-@cache
-def _pass(tracker: opvi.Tracker) -> Callable[..., Any]:
+@partial(jax.jit, static_argnums=0)
+def _pass(tracker: opvi.types.Sampler, key: Any, state: Any, X: Array, y: Array) -> tuple[Any, Array]:
     """Rounds one after the other, with the probabilities that each batch was given before it was learnt."""
 
-    @jax.jit
-    def advance(key: Any, state: Any, X: Array, y: Array) -> tuple[Any, Array]:
-        def one(state: Any, rows: tuple[Array, Array]) -> tuple[Any, Array]:
-            p = tracker.predict(state, rows[0]).probabilities()
-            return tracker.step(key, state, Batch(rows, jnp.ones(len(rows[1]), p.dtype)))[0], p
+    def one(state: Any, rows: tuple[Array, Array]) -> tuple[Any, Array]:
+        p = tracker.predict(state, rows[0]).probabilities()
+        return tracker.step(key, state, Batch(rows, jnp.ones(len(rows[1]), p.dtype)))[0], p
 
-        return jax.lax.scan(one, state, (X, y))
-
-    return advance
+    return jax.lax.scan(one, state, (X, y))
 
 
-def prequential(tracker: opvi.Tracker, X: np.ndarray, y: np.ndarray, seed: int) -> tuple[Any, np.ndarray]:
+def prequential(tracker: opvi.types.Sampler, X: np.ndarray, y: np.ndarray, seed: int) -> tuple[Any, np.ndarray]:
     """The state after all full batches of 20 rows, and what was predicted for each row before it was learnt."""
     key = jax.random.key(seed)
     state = tracker.init(key)
@@ -117,7 +107,7 @@ def prequential(tracker: opvi.Tracker, X: np.ndarray, y: np.ndarray, seed: int) 
     for begin in range(0, rounds, 500):
         rows = slice(begin * BATCH, min(begin + 500, rounds) * BATCH)
         batches = X[rows].reshape(-1, BATCH, X.shape[1]), y[rows].reshape(-1, BATCH)
-        state, p = _pass(tracker)(key, state, *map(jnp.asarray, batches))
+        state, p = _pass(tracker, key, state, *map(jnp.asarray, batches))
         out.append(np.asarray(p).reshape(-1, p.shape[-1]))
     return state, np.concatenate(out)
 
@@ -139,7 +129,7 @@ def trial(make: Callable[[int], Stream], index: int) -> Record:
     """One pass: scored on every batch before it is learnt, and on the test rows where there are some."""
     seed = FIRST_SEED + index
     stream = make(seed)
-    tracker = _classifier(stream.X.shape[1], stream.classes)
+    tracker = opvi.classifier(stream.X.shape[1], stream.classes)
     begun = time.perf_counter()
     state, p = prequential(tracker, stream.X, stream.y, seed)
     seconds = time.perf_counter() - begun

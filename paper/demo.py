@@ -17,7 +17,7 @@ ROUNDS, ROWS, PARTICLES = 500, 10_000, 100
 SHOWN = (10, 100, 500)  # rounds
 
 
-def methods() -> dict[str, tuple[opvi.Algorithm | opvi.Tracker, Any]]:
+def methods() -> dict[str, tuple[opvi.types.Sampler, Any]]:
     """The paper's samplers on its synthetic experiment, with its authors' kernel and step, and the recommended one."""
     target = opvi.gaussian_mixture()
     kernel, bandwidth = opvi.flows.kernels.rbf(normalised=True), opvi.flows.kernels.median_awgf()

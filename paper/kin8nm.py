@@ -110,7 +110,7 @@ def normalised(step: float, decay: float = 0.9, fudge: float = 1e-6) -> optax.Gr
 class Method(NamedTuple):
     """A sampler and how many rows its rounds take."""
 
-    algorithm: opvi.Algorithm
+    sampler: opvi.types.Sampler
     sizes: list[int]  # rows of every round
     settings: dict[str, Any]
     leaks: bool = True  # in mode `authors`: the batch counter runs on from try to try
@@ -173,7 +173,7 @@ def paper_rows(source: data.Regression, size: Size, authors: bool) -> list[Row]:
         start = _guess_noise(target, opvi.draw(target, key, size.particles), split)
         sizes, skipped = taken(method.sizes, index if authors and method.leaks else 0)
         train = jax.tree.map(lambda a: np.roll(a, -skipped, 0), split.train)
-        state, seconds = run_rows(method.algorithm, train, sizes, key, start)
+        state, seconds = run_rows(method.sampler, train, sizes, key, start)
         return {**score(state.particles, split), "seconds": seconds, "rows": int(state.rows)}
 
     found = methods(target, training_rows, size, authors)
@@ -196,10 +196,12 @@ def taken(sizes: list[int], tries: int) -> tuple[list[int], int]:
     return grown[first:], sum(grown[:first])
 
 
-def run_rows(algorithm: opvi.Algorithm, train: Any, sizes: list[int], key: Any, start: Particles) -> tuple[Any, float]:
+def run_rows(
+    sampler: opvi.types.Sampler, train: Any, sizes: list[int], key: Any, start: Particles
+) -> tuple[Any, float]:
     """One run over the training rows, wrapped around where they end; the rows visited are counted and checked."""
     batches = opvi.stream(train, opvi.schedules.sizes(sizes), rounds=len(sizes), passes=None)
-    state, history = opvi.run(algorithm, batches, key, particles=start)
+    state, history = opvi.run(sampler, batches, key, particles=start)
     if int(state.rows) != sum(sizes) or int(state.round) != len(sizes):
         raise AssertionError(f"{int(state.rows)} rows in {int(state.round)} rounds, not {sum(sizes)} in {len(sizes)}.")
     return state, history.seconds

@@ -59,7 +59,7 @@ def flow_steps(mode: str, particles: int) -> tuple[float, float]:
 class Method(NamedTuple):
     """A sampler and how many rows each round takes."""
 
-    algorithm: opvi.Algorithm | opvi.Tracker
+    sampler: opvi.types.Sampler
     sizes: list[int]
     settings: dict[str, Any]
     at_most: int | None = None  # seeds
@@ -179,9 +179,9 @@ def trial(common: Common, method: Method, seed: int) -> Record:
 
     options: dict[str, Any] = {"callbacks": {"test": test}, "every": size.every}
     # Round 1 alone, because it is all the budget of a full batch; the same program goes on from there.
-    state, first = opvi.run(method.algorithm, batches, key, particles=size.particles, rounds=1, **options)
+    state, first = opvi.run(method.sampler, batches, key, particles=size.particles, rounds=1, **options)
     once = common.look(state)
-    state, rest = opvi.run(method.algorithm, batches.after(1), key, state=state, **options)
+    state, rest = opvi.run(method.sampler, batches.after(1), key, state=state, **options)
     if int(state.rows) != sum(sizes) or int(state.round) != len(sizes):
         raise AssertionError(f"{int(state.rows)} rows in {int(state.round)} rounds, not {sum(sizes)} in {len(sizes)}.")
     later = rest.callbacks["test"]

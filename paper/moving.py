@@ -39,7 +39,7 @@ def truth(t: Any) -> np.ndarray:
     return np.stack([0.8 * np.cos(angle), 1.6 + 1.2 * np.sin(angle)], -1)
 
 
-def samplers() -> dict[str, opvi.Algorithm | opvi.Tracker]:
+def samplers() -> dict[str, opvi.types.Sampler]:
     """What `opvi.tracker` picks, and the paper's update with its authors' kernel and step."""
     target = opvi.gaussian_mixture(VARIANCE)
     field = opvi.flows.fields.svgd(opvi.flows.kernels.rbf(normalised=True), opvi.flows.kernels.median_awgf())

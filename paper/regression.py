@@ -1,7 +1,7 @@
 r"""The regressor out of the box: one pass, one setting for every data set."""
 
 import time
-from functools import cache, partial
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -26,12 +26,6 @@ WANTED = {
 }
 
 
-@cache
-def _regressor(features: int) -> opvi.Tracker:
-    """Shared by the splits, so that it compiles once."""
-    return opvi.regressor(features)
-
-
 def rows(name: str, smoke: bool, split: int) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
     """X, y, X_test, y_test of a split, in their order."""
     if smoke:
@@ -43,7 +37,7 @@ def rows(name: str, smoke: bool, split: int) -> tuple[np.ndarray, np.ndarray, np
 def trial(name: str, smoke: bool, split: int) -> Record:
     """One pass over the training rows of a split, in their order, and the errors on its test rows."""
     X, y, X_test, test = rows(name, smoke, split)
-    tracker = _regressor(X.shape[1])
+    tracker = opvi.regressor(X.shape[1])
     begun = time.perf_counter()
     state, _ = opvi.run(tracker, opvi.stream((X, y), BATCH), split)
     seconds = time.perf_counter() - begun
@@ -66,7 +60,7 @@ def experiment(smoke: bool = False) -> Experiment:
     return Experiment(
         "regression" + ("-smoke" if smoke else ""),
         "Regression out of the box, one pass, batches of 20",
-        {"tracker": _regressor(8).about, "batch": BATCH, "order": "as in the split", "smoke": smoke},
+        {"tracker": opvi.regressor(8).about, "batch": BATCH, "order": "as in the split", "smoke": smoke},
         lines,
         5,
         ["data", "RMSE", "LPD", "90 % interval covers", "CRPS", "ms a row"],

@@ -142,7 +142,7 @@ def rules(total: int) -> dict[str, BatchRule]:
 
 
 @cache
-def watched(model: str, drifts: bool, length: Length, decays: bool) -> tuple[Problem, opvi.Algorithm, Any, float]:
+def watched(model: str, drifts: bool, length: Length, decays: bool) -> tuple[Problem, opvi.types.Sampler, Any, float]:
     """A problem, its descent, its watch and its first step; shared by seeds and rules, so that they compile once."""
     problem = PROBLEMS[model](drifts, length.total, length.rounds)
     step = STEP / problem.smoothness

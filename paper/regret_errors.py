@@ -26,7 +26,7 @@ def growing(rho: float) -> str:
 
 
 @cache
-def problem() -> tuple[opvi.Algorithm, Any]:
+def problem() -> tuple[opvi.types.Sampler, Any]:
     """Linear regression on endless rows: descent, and a watch that knows the true cost."""
     target = opvi.linear_regression(FEATURES)
     cost = regret.quadratic(target, np.eye(target.dim), turned(0.0))

@@ -188,9 +188,9 @@ def trial(name: str, rule: str, drifts: bool, size: Size, seed: int) -> Record:
     if drifts:
         rows[:, 0] += np.repeat(2 * np.sin(np.arange(size.rounds) / 200), sizes)
     stream = opvi.stream(rows.astype(np.float32), RULES[rule])
-    algorithm = (drifting() if drifts else methods())[name][0]
+    sampler = (drifting() if drifts else methods())[name][0]
     _, history = opvi.run(
-        algorithm,
+        sampler,
         stream,
         seed,
         particles=start(name, size.particles, seed),

@@ -45,7 +45,7 @@ class Size(NamedTuple):
 class Panel(NamedTuple):
     """A sampler, the rows it may see, and how many of them each round takes."""
 
-    algorithm: opvi.Algorithm | opvi.Tracker
+    sampler: opvi.types.Sampler
     source: Callable[[np.ndarray], np.ndarray]  # all rows -> those this method draws from
     sizes: list[int]
     passes: int | None
@@ -90,10 +90,10 @@ def panels(mode: str, size: Size, variance: float) -> dict[str, Panel]:
         scale = opvi.schedules.batch_sum
         again, word = [min(REPEATED_ROWS, size.rows)] * size.rounds, "the same 500 rows"
 
-    def svgd(name: str, likelihood: Any) -> opvi.Algorithm:
+    def svgd(name: str, likelihood: Any) -> opvi.types.Sampler:
         return opvi.svgd(target, step=steps[name], kernel=kernel, bandwidth=bandwidth, likelihood_scale=likelihood)
 
-    def langevin(name: str, likelihood: Any) -> opvi.Algorithm:
+    def langevin(name: str, likelihood: Any) -> opvi.types.Sampler:
         return opvi.langevin(target, step=steps[name], likelihood_scale=likelihood)
 
     for kind, make, more in (("SVGD", svgd, {"kernel": shape, "repulsion": 1}), ("LD", langevin, {})):
@@ -156,7 +156,7 @@ def trial(panel: Panel, size: Size, variance: float, seed: int) -> Record:
         panel.source(data), opvi.schedules.sizes(panel.sizes), rounds=size.rounds, passes=panel.passes
     )
     try:
-        state, history = opvi.run(panel.algorithm, batches, seed, particles=start, record=_particles)
+        state, history = opvi.run(panel.sampler, batches, seed, particles=start, record=_particles)
     except opvi.DivergedError as error:
         raise AssertionError(f"seed {seed} diverged with {panel.settings}: {error}") from error
     if int(state.rows) != sum(panel.sizes):

@@ -65,7 +65,7 @@ def exact_after(setting: Setting, seed: int, t: int, rounds: int) -> GridPosteri
 SETTINGS = {"B = 20": Setting(False, False), "⌈t^.55⌉": Setting(True, False), "drift, γ = .98": Setting(False, True)}
 
 
-def trackers(size: Size, drifts: bool) -> dict[str, tuple[opvi.Algorithm, dict[str, Any]]]:
+def trackers(size: Size, drifts: bool) -> dict[str, tuple[opvi.types.Sampler, dict[str, Any]]]:
     """The methods compared, with what the table's file says about them."""
     target = opvi.gaussian_mixture()
     half_life = HALF_LIFE if drifts else None
@@ -90,11 +90,11 @@ def trackers(size: Size, drifts: bool) -> dict[str, tuple[opvi.Algorithm, dict[s
     }
 
 
-def mixture_trial(algorithm: opvi.Algorithm, setting: Setting, size: Size, seed: int) -> Record:
+def mixture_trial(sampler: opvi.types.Sampler, setting: Setting, size: Size, seed: int) -> Record:
     """One stream, followed, and measured against the exact posterior on the way."""
     rows = setting.rows(seed, size.rounds)
     batches = opvi.stream(rows, opvi.schedules.sizes(setting.sizes(size.rounds)))
-    _, history = opvi.run(algorithm, batches, seed, particles=size.particles, record=_particles)
+    _, history = opvi.run(sampler, batches, seed, particles=size.particles, record=_particles)
     measured = []
     for t in (t for t in CHECKPOINTS if t <= size.rounds):
         measured.append(measures(np.asarray(history.record[t - 1], float), exact_after(setting, seed, t, size.rounds)))
@@ -136,8 +136,8 @@ def mixture(smoke: bool) -> Experiment:
     size = Size(12, 20, 60) if smoke else Size()
     rows = []
     for where, setting in SETTINGS.items():
-        for name, (algorithm, settings) in trackers(size, setting.drifts).items():
-            rows.append(Row(f"{name}: {where}", settings, partial(mixture_trial, algorithm, setting, size)))
+        for name, (sampler, settings) in trackers(size, setting.drifts).items():
+            rows.append(Row(f"{name}: {where}", settings, partial(mixture_trial, sampler, setting, size)))
     for stratified, word in ((False, "independent"), (True, "stratified")):
         trial = partial(exact_trial, stratified, SETTINGS["B = 20"], size)
         rows.append(Row(f"exact draws, {word}: B = 20", {"stratified": stratified}, trial))
@@ -206,9 +206,9 @@ def _draw_mixture(book: Book, _: Path) -> Any:
 def posterior_trial(name: str, window: int, particles: int, seed: int) -> Record:
     """One posterior, streamed, and its moments beside the reference's."""
     model = posterior(data.posteriordb(name))
-    algorithm = opvi.sl_opvi(model.target, example=model.rows, window=window)
+    sampler = opvi.sl_opvi(model.target, example=model.rows, window=window)
     rows = jax.tree.map(lambda a: a.astype(np.float32) if a.dtype.kind == "f" else a, model.rows)
-    state, history = opvi.run(algorithm, opvi.stream(rows, model.batch_size), FIRST_START + seed, particles=particles)
+    state, history = opvi.run(sampler, opvi.stream(rows, model.batch_size), FIRST_START + seed, particles=particles)
     found = np.asarray(model.constrained(state.particles), float)
     mean, sd = model.reference.mean, model.reference.sd
     error, ratio = (found.mean(0) - mean) / sd, found.std(0) / sd

@@ -8,7 +8,7 @@ import numpy as np
 
 import opvi
 from opvi.flows.schedules import BatchRule
-from opvi.types import Algorithm, Tracker
+from opvi.types import Sampler
 from paper.results import Book, Check, Experiment, Record, Row, at_least, near, no_more_than, summary
 from paper.understand_common import (
     BATCH,
@@ -88,14 +88,14 @@ GAIN = 0.2  # α κ B: how far a round moves the particles towards the best poin
 
 
 @cache
-def flow(batch: int, repulsion: float, prior_weight: Any = opvi.schedules.vanishing, gain: float = GAIN) -> Algorithm:
+def flow(batch: int, repulsion: float, prior_weight: Any = opvi.schedules.vanishing, gain: float = GAIN) -> Sampler:
     """OPVI's update with the batch sum, and no kernel."""
     target, step = mean_of_rows(), gain / batch
     return opvi.opvi(target, step=step, field=own_gaussian, repulsion=repulsion, prior_weight=prior_weight)
 
 
 @cache
-def scalings(rows: int) -> dict[str, tuple[Algorithm | Tracker, int, float]]:
+def scalings(rows: int) -> dict[str, tuple[Sampler, int, float]]:
     """Samplers, their rows a round, and how many rows' posterior each should settle on, the prior's one included."""
     target, schedules = mean_of_rows(), opvi.schedules
     whole = opvi.parvi(target, own_gaussian, step=GAIN / rows, likelihood_scale=schedules.dataset(rows))
@@ -112,7 +112,7 @@ def scalings(rows: int) -> dict[str, tuple[Algorithm | Tracker, int, float]]:
 
 
 @cache
-def laws() -> dict[str, tuple[Algorithm, int, float]]:
+def laws() -> dict[str, tuple[Sampler, int, float]]:
     """The batch sum under many settings: it should settle on (B + η)/λ rows."""
     out = {}
     for batch, repulsion in ((b, r) for b in (5, 20, 80) for r in (0.03, 0.1, 1.0)):
@@ -123,7 +123,7 @@ def laws() -> dict[str, tuple[Algorithm, int, float]]:
 
 
 @cache
-def kernels() -> dict[str, tuple[Algorithm, int, float]]:
+def kernels() -> dict[str, tuple[Sampler, int, float]]:
     """The same with SVGD's kernel, which moves particles at the edge less; noise is shared alike if steps are short."""
     out = {}
     for repulsion in (0.1, 1.0):
@@ -132,10 +132,10 @@ def kernels() -> dict[str, tuple[Algorithm, int, float]]:
     return out
 
 
-def scaling_trial(algorithm: Algorithm | Tracker, batch: int, settles_on: float, size: Size, seed: int) -> Record:
+def scaling_trial(sampler: Sampler, batch: int, settles_on: float, size: Size, seed: int) -> Record:
     """Streams followed: the particles' width, and how far their mean is from the exact posterior's."""
     data = streams(seed, size.streams, size.rounds, opvi.schedules.static(batch))
-    mean, sd = follow(algorithm, data, start(size.particles), seed)
+    mean, sd = follow(sampler, data, start(size.particles), seed)
     exact_mean, exact_sd = exact(data)
     at = checkpoints(size.rounds) - 1
     spread, off = root_mean_square(sd, 0), root_mean_square(mean - exact_mean, 0)
@@ -149,11 +149,11 @@ def scaling(smoke: bool) -> Experiment:
     """Which posterior the particles settle on."""
     size = size_of(smoke)
 
-    def row(name: str, sampler: Any, count: int, at_most: int | None = None, rounds: int = size.rounds) -> Row:
-        algorithm, batch, settles_on = sampler
+    def row(name: str, chosen: Any, count: int, at_most: int | None = None, rounds: int = size.rounds) -> Row:
+        sampler, batch, settles_on = chosen
         settings = {"batch": batch, "streams": count, "settles_on": settles_on, "rounds": rounds}
         sized = size._replace(streams=count, rounds=rounds)
-        return Row(name, settings, partial(scaling_trial, algorithm, batch, settles_on, sized), at_most)
+        return Row(name, settings, partial(scaling_trial, sampler, batch, settles_on, sized), at_most)
 
     rows = [
         row(name, sampler, size.streams, 1 if name == "opvi.tracker" else None)  # it takes longer than all others
@@ -194,9 +194,9 @@ GAINS = {"long step": 0.8, "middle step": 0.2, "short step": 0.02}
 
 
 @cache
-def repelled() -> dict[str, Algorithm | Tracker]:
+def repelled() -> dict[str, Sampler]:
     """OPVI under every weight and step, and what `opvi.tracker` picks."""
-    flows: dict[str, Algorithm | Tracker] = {
+    flows: dict[str, Sampler] = {
         f"λ = {repulsion:g}, {name}": flow(BATCH, repulsion, gain=gain)
         for name, gain in GAINS.items()
         for repulsion in REPULSIONS
@@ -205,7 +205,7 @@ def repelled() -> dict[str, Algorithm | Tracker]:
 
 
 @cache  # two experiments show them
-def coverage_trial(algorithm: Algorithm | Tracker | None, size: Size, seed: int) -> Record:
+def coverage_trial(sampler: Sampler | None, size: Size, seed: int) -> Record:
     """In the second half of the streams: how wide particles lie, how far their mean is off, and if 90 % is 90 %.
 
     None stands for the exact posterior.
@@ -213,8 +213,8 @@ def coverage_trial(algorithm: Algorithm | Tracker | None, size: Size, seed: int)
     data = streams(seed, size.streams, size.rounds, opvi.schedules.static(BATCH))
     exact_mean, exact_sd = exact(data)
     mean, sd = (exact_mean, exact_sd[None] + 0 * exact_mean)
-    if algorithm is not None:
-        mean, sd = follow(algorithm, data, start(size.particles), seed)
+    if sampler is not None:
+        mean, sd = follow(sampler, data, start(size.particles), seed)
     late = slice(size.rounds // 2, None)
     off = (mean - data.truth)[:, late]
     before = np.concatenate([np.zeros((size.streams, 1)), mean[:, :-1]], 1)  # what each round begins with
@@ -230,7 +230,7 @@ def coverage_trial(algorithm: Algorithm | Tracker | None, size: Size, seed: int)
 def repulsion(smoke: bool) -> Experiment:
     """Coverage of the particles' 90 % interval."""
     size = size_of(smoke)
-    rows = [Row(name, {}, partial(coverage_trial, algorithm, size)) for name, algorithm in repelled().items()]
+    rows = [Row(name, {}, partial(coverage_trial, sampler, size)) for name, sampler in repelled().items()]
     rows.append(Row("exact posterior", {}, partial(coverage_trial, None, size)))
     if smoke:
         rows = [row for row in rows if row.name in ("λ = 0.1, long step", "exact posterior")]
@@ -267,7 +267,7 @@ DESCENT = 0.4  # step of online MAP; the cost's curvature is 1
 
 
 @cache
-def descents() -> dict[str, tuple[Algorithm, BatchRule]]:
+def descents() -> dict[str, tuple[Sampler, BatchRule]]:
     """Online MAP with the paper's batches, and with steps that shrink."""
     target = mean_of_rows()
     constant = opvi.online_map(target, step=DESCENT, prior_weight=0.0)
@@ -279,10 +279,10 @@ def descents() -> dict[str, tuple[Algorithm, BatchRule]]:
     }
 
 
-def regret_trial(algorithm: Algorithm, rule: BatchRule, size: Size, seed: int) -> Record:
+def regret_trial(sampler: Sampler, rule: BatchRule, size: Size, seed: int) -> Record:
     """Regret of a point: c(w) = E(x - w)²/2 is known, its minimiser is the truth, and the gradient's error x̄ - θ."""
     data = streams(seed, size.streams, size.regret, rule)
-    w, _ = follow(algorithm, data, np.zeros((1, 1), np.float32), seed)
+    w, _ = follow(sampler, data, np.zeros((1, 1), np.float32), seed)
     before = np.concatenate([np.zeros((size.streams, 1)), w[:, :-1]], 1)
     regret = ((before - data.truth) ** 2 / 2).mean(0).cumsum()
     errors = np.abs((data.rows * data.weight).sum(2) / data.counts - data.truth).mean(0).cumsum()
@@ -297,10 +297,10 @@ def regret(smoke: bool) -> Experiment:
     """Regret of points, and what it does not say about particles."""
     size = size_of(smoke)
     rows = [
-        Row(name, {"step": DESCENT}, partial(regret_trial, algorithm, rule, size))
-        for name, (algorithm, rule) in descents().items()
+        Row(name, {"step": DESCENT}, partial(regret_trial, sampler, rule, size))
+        for name, (sampler, rule) in descents().items()
     ]
-    particles = [Row(name, {}, partial(coverage_trial, algorithm, size)) for name, algorithm in repelled().items()]
+    particles = [Row(name, {}, partial(coverage_trial, sampler, size)) for name, sampler in repelled().items()]
     rows += particles[:1] if smoke else particles
     return experiment_of(
         "regret",

@@ -5,7 +5,7 @@ variance $1/(1 + N)$. Truths are drawn from the prior, so that a posterior's 90 
 all streams.
 """
 
-from functools import cache, partial
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -16,7 +16,7 @@ from scipy.special import ndtri  # scipy comes with jax
 
 import opvi
 from opvi.flows.schedules import BatchRule
-from opvi.types import Algorithm, Array, Batch, FieldValue, Particles, Scores, Tracker
+from opvi.types import Array, Batch, FieldValue, Particles, Sampler, Scores
 from paper.results import Book, Experiment, Record, Row, summary
 
 FIRST_SEED = 51_000  # of the streams reported; sizes and steps were looked at on others
@@ -44,17 +44,17 @@ def size_of(smoke: bool) -> Size:
 # --- one unknown number -----------------------------------------------------------------------
 
 
-@cache
 def mean_of_rows() -> opvi.Target:
-    """θ ~ N(0, 1), rows x ~ N(θ, 1)."""
+    """Return the target: θ ~ N(0, 1), rows x ~ N(θ, 1)."""
+    return opvi.target(_log_prior, _log_likelihood, jax.random.normal)
 
-    def log_prior(theta: Array) -> Array:
-        return -0.5 * theta**2
 
-    def log_likelihood(theta: Array, x: Array) -> Array:
-        return -0.5 * (x - theta) ** 2
+def _log_prior(theta: Array) -> Array:
+    return -0.5 * theta**2
 
-    return opvi.target(log_prior, log_likelihood, jax.random.normal)
+
+def _log_likelihood(theta: Array, x: Array) -> Array:
+    return -0.5 * (x - theta) ** 2
 
 
 def own_gaussian(particles: Particles, scores: Scores) -> FieldValue:
@@ -110,28 +110,24 @@ def start(count: int) -> np.ndarray:
 
 
 @partial(jax.jit, static_argnums=0)
-def _follow(
-    algorithm: Algorithm | Tracker, keys: Array, particles: Array, rows: Array, weight: Array
-) -> tuple[Array, Array]:
+def _follow(sampler: Sampler, keys: Array, particles: Array, rows: Array, weight: Array) -> tuple[Array, Array]:
     def one(stream: tuple[Array, Array]) -> tuple[Array, Array]:
         key, rows = stream
 
         def body(state: Any, part: tuple[Array, Array]) -> tuple[Any, tuple[Array, Array]]:
-            state, _ = algorithm.step(key, state, Batch(*part))
+            state, _ = sampler.step(key, state, Batch(*part))
             return state, (state.particles.mean(), state.particles.std())
 
-        return jax.lax.scan(body, algorithm.init(key, particles), (rows, weight))[1]
+        return jax.lax.scan(body, sampler.init(key, particles), (rows, weight))[1]
 
     # Not side by side: a tracker looks as often as its stream needs, and all would wait for the slowest.
     return jax.lax.map(one, (keys, rows))
 
 
-def follow(
-    algorithm: Algorithm | Tracker, data: Streams, particles: np.ndarray, seed: int
-) -> tuple[np.ndarray, np.ndarray]:
+def follow(sampler: Sampler, data: Streams, particles: np.ndarray, seed: int) -> tuple[np.ndarray, np.ndarray]:
     """Mean and standard deviation [s, T] of the particles after every round, each stream with particles of its own."""
     keys = jax.random.split(jax.random.key(seed), len(data.rows))
-    found = _follow(algorithm, keys, jnp.asarray(particles), jnp.asarray(data.rows), jnp.asarray(data.weight))
+    found = _follow(sampler, keys, jnp.asarray(particles), jnp.asarray(data.rows), jnp.asarray(data.weight))
     mean, sd = (np.asarray(part, float) for part in found)
     return mean, sd
 

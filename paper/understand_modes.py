@@ -5,7 +5,7 @@ from functools import cache, partial
 import numpy as np
 
 import opvi
-from opvi.types import Algorithm, Tracker
+from opvi.types import Sampler
 from paper.mixture import GridPosterior, tracking_error
 from paper.results import Book, Check, Experiment, Record, Row, no_more_than, summary
 from paper.tracking import SETTINGS, exact_after
@@ -13,7 +13,7 @@ from paper.understand_common import BATCH, Size, experiment_of, size_of
 
 
 @cache
-def mixture_samplers() -> dict[str, Algorithm | Tracker]:
+def mixture_samplers() -> dict[str, Sampler]:
     """The paper's flow with its authors' kernel and step, a flow made for one Gaussian, and a tracker."""
     target = opvi.gaussian_mixture()
     field = opvi.flows.fields.svgd(opvi.flows.kernels.rbf(normalised=True), opvi.flows.kernels.median_awgf())
