@@ -1,11 +1,15 @@
 """The engine: the same bits as a run however rows are cut, few programs, answers of any size, copies that go on."""
 
+import copy
+import pickle
+
 import jax
 import numpy as np
 import pytest
 
 import opvi
 from opvi.running import Engine
+from opvi.running import _engine as engine
 
 KEY = jax.random.key(0)
 ROWS = 20 * 20 + 7
@@ -55,3 +59,166 @@ def test_rows_cut_in_any_way_give_the_bits_of_a_run(sampler, rows, whole, cuts):
     info = jax.tree.map(lambda *leaves: np.concatenate(leaves), *infos)
     assert info.predicted.log_density.shape == (len(history.round), 20)
     assert same(info._replace(predicted=None), history.info)
+
+
+def test_a_row_alone_is_a_batch_of_one_and_others_are_padded(sampler, rows):
+    fed = Engine(sampler, KEY)
+    assert fed.feed(first(rows, 1), last=True).weight.shape == (1, 1)
+    assert fed.feed(first(rows, 2), last=True).weight.shape == (1, 20)
+    assert fed.feed(first(rows, 1)) is None  # waits
+    told = fed.feed(first(rows, 1), last=True)
+    np.testing.assert_array_equal(told.weight, [[1, 1] + [0] * 18])
+    assert int(fed.state.rows) == 5
+    by_hand = sampler.init(KEY)
+    by_hand, _ = sampler.step(KEY, by_hand, opvi.batch(first(rows, 1)))
+    by_hand, _ = sampler.step(KEY, by_hand, opvi.batch(first(rows, 2), pad_to=20))
+    twice = tuple(np.repeat(a, 2, 0) for a in first(rows, 1))
+    by_hand, _ = sampler.step(KEY, by_hand, opvi.batch(twice, pad_to=20))
+    assert same(fed.state, by_hand)
+
+
+def test_weights_wait_with_their_rows(sampler, rows):
+    weight = np.arange(1.0, 31)
+    whole, parts = Engine(sampler, KEY), Engine(sampler, KEY)
+    told = whole.feed(first(rows, 30), weight, last=True)
+    np.testing.assert_array_equal(told.weight.ravel()[:30], weight)
+    parts.feed(first(rows, 13), weight[:13])
+    parts.feed(first(rows, 30, 13), weight[13:], last=True)
+    assert same(parts.state, whole.state)
+    for bad in (weight[:29], -weight, weight * np.nan):
+        with pytest.raises(ValueError, match="`weight` must be 30 finite numbers"):
+            parts.feed(first(rows, 30), bad)
+
+
+def test_nothing_is_nothing(sampler, rows):
+    fed = Engine(sampler, KEY)
+    assert fed.feed(first(rows, 0), last=True) is None
+    assert fed.waiting is None
+    with pytest.raises(ValueError, match="0 rows"):
+        fed.ask(rows[0][:0], mean)
+    with pytest.raises(ValueError, match="`batch` is 0"):
+        Engine(sampler, KEY, batch=0)
+
+
+def test_a_call_that_fails_changes_nothing(sampler, rows, monkeypatch):
+    fed = Engine(sampler, KEY)
+    fed.feed(first(rows, 27))
+    before, learnt, calls = fed.state, engine.advance, []
+
+    def stumble(*arguments):
+        if calls:
+            raise KeyboardInterrupt
+        calls.append(1)
+        return learnt(*arguments)
+
+    monkeypatch.setattr(engine, "advance", stumble)
+    with pytest.raises(KeyboardInterrupt):
+        fed.feed(first(rows, 80, 27))
+    assert calls
+    assert fed.state is before
+    assert len(fed.waiting.weight) == 7
+    with pytest.raises(ValueError, match="all must have the same number of rows"):
+        fed.feed((rows[0][:3], rows[1][:2]))
+
+
+def mean(predictive):
+    return predictive.mean()
+
+
+def quantiles(predictive, shift, levels):
+    return {"q": predictive.quantile(levels).T + shift[:, None], "shift": shift}
+
+
+@pytest.fixture(scope="module")
+def regressor():
+    return opvi.regressor(3, hidden=(), particles=2)
+
+
+@pytest.fixture(scope="module")
+def learnt(regressor, rows):
+    fed = Engine(regressor, 0)
+    fed.feed(first(rows, 100))
+    return fed
+
+
+@pytest.mark.parametrize("count", [1, 5, 333, 2000])
+def test_questions_of_any_size_have_the_answers_of_predict(learnt, rows, count):
+    x = rows[0][:count]
+    predictive = learnt.sampler.predict(learnt.state, x)
+    said = learnt.ask(x, mean)
+    assert isinstance(said, np.ndarray)
+    np.testing.assert_allclose(said, predictive.mean(), rtol=1e-5, atol=1e-5)
+    shift = np.arange(count) * 10.0
+    both = learnt.ask(x, quantiles, (0.1, 0.9), others=(shift,))
+    np.testing.assert_array_equal(both["shift"], shift.astype(np.float32))
+    np.testing.assert_allclose(
+        both["q"] - both["shift"][:, None], predictive.quantile((0.1, 0.9)).T, rtol=1e-3, atol=1e-2
+    )
+
+
+def test_few_programs_serve_calls_of_all_sizes(rows):
+    """Learning: one batch, many batches, one row. Asking: 1, 32 and 1,024 rows. Copies and equal samplers add none."""
+    made = opvi.langevin(opvi.linear_regression(3), step=2e-3, temperature=0.5)
+    before = engine.advance._cache_size(), engine.answer._cache_size()
+    for sampler in (made, opvi.langevin(opvi.linear_regression(3), step=2e-3, temperature=0.5)):
+        fed = Engine(sampler, KEY)
+        for count in (1, 2, 19, 20, 21, 45, 333, 400, 2000, 77, 1):
+            fed.feed(first(rows, count), last=count % 2 == 1)
+            fed.ask(rows[0][:count], mean)
+        fed = pickle.loads(pickle.dumps(fed))
+        fed.feed(first(rows, 1), last=True)
+        fed.ask(rows[0][:3], mean)
+    assert engine.advance._cache_size() - before[0] == 3
+    assert engine.answer._cache_size() - before[1] == len(engine.ASK_ROWS) == 3
+
+
+def test_large_batches_are_learnt_in_small_chunks(sampler, rows, whole, monkeypatch):
+    sizes = []
+    learnt = engine.advance
+
+    def count(sampler, record, watchers, key, state, batches, count):
+        sizes.append(len(batches.weight))
+        return learnt(sampler, record, watchers, key, state, batches, count)
+
+    monkeypatch.setattr(engine, "CHUNK_BYTES", 3 * 20 * 5 * 4)
+    monkeypatch.setattr(engine, "advance", count)
+    fed = Engine(sampler, KEY)
+    fed.feed(first(rows, ROWS), last=True)
+    assert sizes == [3] * 7
+    assert same(fed.state, whole[0])
+
+
+@pytest.mark.parametrize("how", [copy.deepcopy, lambda fed: pickle.loads(pickle.dumps(fed))])
+def test_copies_go_on_with_the_same_bits(sampler, rows, how):
+    fed = Engine(sampler, jax.random.key(3, impl="rbg"))
+    fed.feed(first(rows, 70))
+    other = how(fed)
+    assert all(isinstance(leaf, np.ndarray) for leaf in jax.tree.leaves(fed.__getstate__()["state"]))
+    assert other.state is not fed.state
+    other.feed(first(rows, 77, 70), last=True)
+    assert int(fed.state.rows) == 60
+    assert int(other.state.rows) == 77
+    fed.feed(first(rows, 77, 70), last=True)
+    assert same(other.state, fed.state)
+    assert same(other.ask(rows[0][:5], mean), fed.ask(rows[0][:5], mean))
+
+
+def test_learning_again(learnt, rows):
+    """As a loop of `relearn` over padded batches."""
+    fed = copy.deepcopy(learnt)
+    fed.relearn(first(rows, 50), np.full(50, 2.0))
+    state = learnt.state
+    for start in (0, 20, 40):
+        batch = opvi.batch(first(rows, min(start + 20, 50), start), np.full(min(20, 50 - start), 2.0), pad_to=20)
+        state = learnt.sampler.relearn(learnt.key, state, batch)
+    assert same(fed.state, state)
+    assert not same(fed.state.particles, learnt.state.particles)
+    with pytest.raises(TypeError, match="no `relearn`"):
+        Engine(opvi.langevin(opvi.linear_regression(3), step=1e-3), KEY).relearn(first(rows, 50))
+
+
+def test_an_engine_resumes_from_a_state(sampler, rows, whole):
+    state, _ = opvi.run(sampler, opvi.stream(first(rows, 200), 20), KEY)
+    fed = Engine(sampler, 0, state=state)  # an integer is a seed
+    fed.feed(first(rows, ROWS, 200), last=True)
+    assert same(fed.state, whole[0])

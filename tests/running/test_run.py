@@ -1,8 +1,11 @@
 """Running: the same bits however it is cut, few compilations, callbacks, errors, comparisons."""
 
+import json
+
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 import pytest
 
 import opvi
@@ -291,3 +294,40 @@ def test_a_run_with_checkpoints_goes_on_where_it_was(source, mixture, mixture_ro
         opvi.run(sampler, stream(), 4, checkpoint=tmp_path / "run")
     with pytest.raises(ValueError, match="save_every"):
         opvi.run(sampler, stream(), 3, checkpoint=tmp_path / "run", save_every=-1)
+
+
+def test_a_run_is_resumed_by_its_own_sampler_only(mixture, mixture_rows, tmp_path):
+    stream = opvi.stream(mixture_rows[:40], 10)
+
+    def run(sampler, **more):
+        return opvi.run(sampler, stream, 3, checkpoint=tmp_path / "run", **{"particles": 4, **more})
+
+    run(opvi.langevin(mixture, step=opvi.schedules.decaying(0.01, 0.5)), rounds=2)
+    decaying = opvi.schedules.decaying
+    for other, says in (
+        (opvi.langevin(mixture, step=decaying(0.02, 0.5)), r"`step_size\.\w+` was 0\.01, and is 0\.02"),
+        (opvi.langevin(mixture, step=0.01), r"`step_size` was decaying, and is 0\.01"),
+        (opvi.langevin(mixture, step=decaying(0.01, 0.5), temperature=0), r"`temperature` was 1\.0, and is 0\."),
+        (opvi.langevin(opvi.gaussian_mixture(9.0), step=decaying(0.01, 0.5)), r"`target\.\S+` was 2\.0, and is 9"),
+        (opvi.svgd(mixture, step=decaying(0.01, 0.5)), "`sampler` was langevin, and is parvi"),
+    ):
+        with pytest.raises(ValueError, match=f"run holds a run of another sampler: {says}"):
+            run(other)
+    with pytest.raises(opvi.running.CheckpointError, match=r"`state/particles` is .*\(4, 2\), but .*\(5, 2\)"):
+        run(opvi.langevin(mixture, step=decaying(0.01, 0.5)), particles=5)
+    state, _ = run(opvi.langevin(mixture, step=decaying(0.01, 0.5)))  # equal settings
+    assert int(state.round) == 4
+
+
+def test_settings_are_plain_data():
+    def made():
+        network = opvi.mlp(2, (3,), opvi.gaussian(0.5))
+        return opvi.watched(opvi.svgd(network, step=optax.adam(0.1))), opvi.regressor(3, half_life=500.0)
+
+    told = [opvi.running.settings(sampler) for sampler in made()]
+    assert told == [opvi.running.settings(sampler) for sampler in made()]
+    assert json.loads(json.dumps(told)) == told
+    assert [one["is"] for one in told] == ["watched", "regressor"]
+    assert told[1]["half_life"] == 500.0
+    for word in ("opvi.", "<", "_", "optax", "GradientTransformation"):
+        assert f'"{word}' not in json.dumps(told)

@@ -1,7 +1,11 @@
 """One engine under every front door: rows in, batches learnt in one compiled loop, questions answered in few sizes."""
 
+import io
+import pickle
 from collections.abc import Callable, Hashable, Iterator
 from functools import partial
+from importlib import import_module
+from types import FunctionType
 from typing import Any, NamedTuple
 
 import jax
@@ -187,11 +191,30 @@ class Engine:
     def __getstate__(self) -> dict[str, Tree]:
         """NumPy arrays and settings."""
         key = str(jax.random.key_impl(self.key)), np.asarray(jax.random.key_data(self.key))
-        return {**self.__dict__, "state": jax.tree.map(np.asarray, self.state), "key": key}
+        sampler = io.BytesIO()
+        _Pickler(sampler).dump(self.sampler)
+        state = jax.tree.map(np.asarray, self.state)
+        return {**self.__dict__, "state": state, "key": key, "sampler": sampler.getvalue()}
 
     def __setstate__(self, held: dict[str, Tree]) -> None:
         kind, data = held["key"]
-        self.__dict__.update(held, key=jax.random.wrap_key_data(jnp.asarray(data), impl=kind))
+        key = jax.random.wrap_key_data(jnp.asarray(data), impl=kind)
+        state = jax.tree.map(jnp.asarray, held["state"])  # once, and not with every question
+        self.__dict__.update(held, key=key, state=state, sampler=pickle.loads(held["sampler"]))
+
+
+class _Pickler(pickle.Pickler):
+    """Pickles what a decorator of JAX has made of a function of a module (`jax.nn.relu`) by its name."""
+
+    def reducer_override(self, value: Any) -> Any:
+        module, name = getattr(value, "__module__", None), getattr(value, "__qualname__", None)
+        if not isinstance(value, type | FunctionType) and name and module and _named(module, name) is value:
+            return _named, (module, name)
+        return NotImplemented
+
+
+def _named(module: str, name: str) -> Any:
+    return getattr(import_module(module), name, None)
 
 
 def _chunks(batches: Batch) -> Iterator[tuple[Batch, int]]:

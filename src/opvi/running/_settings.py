@@ -1,6 +1,7 @@
 """A sampler's settings as plain data, to tell whether a run is resumed by the sampler that began it."""
 
 import dataclasses
+import enum
 import functools
 import hashlib
 from typing import Any
@@ -14,7 +15,8 @@ from opvi.types import Algorithm, Sampler, Tracker, Tree
 def settings(sampler: Sampler) -> Tree:
     """Return the sampler as nested dictionaries and lists: its fields by name, functions by their qualified name.
 
-    What it is made of is called as its factory is, in lower case. Modules are not named: code may move.
+    What it is made of is called as its factory is, in lower case. Modules are not named, because code may move; nor is
+    what is inside other libraries' objects, such as an optimizer of optax, because it changes with their versions.
     """
     return None if isinstance(sampler, Algorithm | Tracker) else _plain(sampler)  # a closure says nothing
 
@@ -28,9 +30,11 @@ def _plain(value: Any) -> Any:
         return {"dtype": str(array.dtype), "shape": list(array.shape), "sha256": hashlib.sha256(bytes_).hexdigest()}
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
         fields = {f.name: _plain(getattr(value, f.name)) for f in dataclasses.fields(value) if f.compare}
-        return {"is": type(value).__name__.lower(), **fields}
+        return {"is": _called(value), **fields}
+    if isinstance(value, enum.Enum):
+        return value.name
     if hasattr(value, "_asdict"):
-        return {"is": type(value).__name__.lower(), **_plain(value._asdict())}
+        return _plain(value._asdict())
     if isinstance(value, dict):
         return {str(name): _plain(part) for name, part in value.items()}
     if isinstance(value, list | tuple):
@@ -38,7 +42,13 @@ def _plain(value: Any) -> Any:
     if isinstance(value, functools.partial):
         return {"is": "partial", "of": _plain(value.func), "given": _plain(value.args), "named": _plain(value.keywords)}
     name = getattr(value, "__qualname__", None) or getattr(value, "__name__", None)
-    return {"is": name or type(value).__name__.lower()}
+    if name is None:
+        return {"is": _called(value)}
+    return {"is": "function" if "<" in name else name.strip("_")}  # made within another, perhaps of another library
+
+
+def _called(value: Any) -> str:
+    return type(value).__name__.strip("_").lower()
 
 
 def difference(before: Tree, now: Tree, path: str = "") -> str | None:
