@@ -187,7 +187,7 @@ def linear_samplers() -> dict[str, Sampler]:
         **first_order_samplers(wrap, FEW, False, example),
         "gain_one": wrap.from_prior(opvi.gain_one(target, substeps=1), FEW),
         "sl_opvi": wrap.settled(opvi.sl_opvi(target, example=example), FEW),
-        "sl_opvi, no rows": wrap.settled(opvi.sl_opvi(target, window=0), FEW),
+        "sl_opvi, no rows": wrap.settled(opvi.sl_opvi(target, memory_rows=0), FEW),
         "gauss_newton": wrap.settled(opvi.gauss_newton(target, forgetting=1.0), MANY),
         "kfac": wrap.settled(opvi.kfac(target), MANY),
         "regressor, linear": Sampler(lambda _: opvi.regressor(8, hidden=())),
@@ -223,7 +223,7 @@ def market_samplers() -> dict[str, Sampler]:
     return {
         **first_order_samplers(wrap, FEW, True, example),
         "gain_one": wrap.settled(opvi.gain_one(target, half_life=HALF_LIFE), FEW),
-        "sl_opvi, no rows": wrap.settled(opvi.sl_opvi(target, window=0, half_life=HALF_LIFE), FEW),
+        "sl_opvi, no rows": wrap.settled(opvi.sl_opvi(target, memory_rows=0, half_life=HALF_LIFE), FEW),
         "gauss_newton": wrap.settled(opvi.gauss_newton(target, half_life=HALF_LIFE), MANY),
         "linear_ekf": Sampler(lambda _: opvi.Tracker(filters.init, filters.step, say, "")),
         "kfac, a network": Wrap(net, calibrated=True).settled(opvi.kfac(net, half_life=HALF_LIFE), MANY),

@@ -237,7 +237,7 @@ def particles(size: Size) -> Lines:
         yield f"classifier, {n}", measure(classes, partial(size.market, size=size.market_rows))
     target = opvi.linear_regression(8)
     for n in SL_PARTICLES:
-        few = choices.Wrap(target).settled(opvi.sl_opvi(target, window=0), n)
+        few = choices.Wrap(target).settled(opvi.sl_opvi(target, memory_rows=0), n)
         yield f"sl_opvi, no rows, {n}", measure(few, partial(size.linear, size=size.rows // 3))
 
 

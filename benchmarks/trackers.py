@@ -85,7 +85,7 @@ def growth() -> Iterator[Result]:
     dims, costs = [], []
     for hidden in (100, 200, 400, 800):
         wide = opvi.mlp(FEATURES, (hidden,), activation=jnp.tanh, prior_variance=None)
-        blocks = opvi.gauss_newton(wide, memory=20 * wide.dim * 101 * 4.0)
+        blocks = opvi.gauss_newton(wide, budget=20 * wide.dim * 101 * 4.0)
         dims.append(wide.dim)
         costs.append(one_round(blocks, 20, FEATURES))
     yield line("Gauss–Newton in blocks of 101, parameters", dims, costs)

@@ -72,15 +72,15 @@ def trackers(size: Size, drifts: bool) -> dict[str, tuple[opvi.types.Sampler, di
     example = np.zeros(1, np.float32)
     return {
         f"SL-OPVI, {size.window} rows": (
-            opvi.sl_opvi(target, example=example, window=size.window, half_life=half_life),
+            opvi.sl_opvi(target, example=example, memory_rows=size.window, half_life=half_life),
             {"sampler": "sl_opvi", "window": size.window, "half_life": half_life},
         ),
         "SL-OPVI, 30 rows": (
-            opvi.sl_opvi(target, example=example, window=30, half_life=half_life),
+            opvi.sl_opvi(target, example=example, memory_rows=30, half_life=half_life),
             {"sampler": "sl_opvi", "window": 30, "half_life": half_life},
         ),
         "SL-OPVI, no rows": (
-            opvi.sl_opvi(target, window=0, half_life=half_life),
+            opvi.sl_opvi(target, memory_rows=0, half_life=half_life),
             {"sampler": "sl_opvi", "window": 0, "half_life": half_life},
         ),
         "gain-1 flow, no rows": (
@@ -206,7 +206,7 @@ def _draw_mixture(book: Book, _: Path) -> Any:
 def posterior_trial(name: str, window: int, particles: int, seed: int) -> Record:
     """One posterior, streamed, and its moments beside the reference's."""
     model = posterior(data.posteriordb(name))
-    sampler = opvi.sl_opvi(model.target, example=model.rows, window=window)
+    sampler = opvi.sl_opvi(model.target, example=model.rows, memory_rows=window)
     rows = jax.tree.map(lambda a: a.astype(np.float32) if a.dtype.kind == "f" else a, model.rows)
     state, history = opvi.run(sampler, opvi.stream(rows, model.batch_size), FIRST_START + seed, particles=particles)
     found = np.asarray(model.constrained(state.particles), float)

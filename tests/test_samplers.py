@@ -68,7 +68,7 @@ CASES = {name: Case(algorithm, TARGET, numbers) for name, algorithm in ALGORITHM
     "kfac": Case(opvi.kfac(CLASSES, half_life=30), CLASSES, labels(3)),
     "kfac, regression": Case(opvi.kfac(REGRESSION), REGRESSION, regression),
     "sl_opvi": Case(
-        opvi.sl_opvi(TARGET, example=numbers(0, 1), window=7, half_life=50.0, pace=FEW_LOOKS), TARGET, numbers
+        opvi.sl_opvi(TARGET, example=numbers(0, 1), memory_rows=7, half_life=50.0, pace=FEW_LOOKS), TARGET, numbers
     ),
     "gain_one": Case(opvi.gain_one(TARGET, half_life=50.0, substeps=2), TARGET, numbers),
 }

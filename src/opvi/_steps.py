@@ -9,6 +9,7 @@ from typing import Any, NamedTuple, TypeVar, cast
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import optax
 from jax.experimental.xla_metadata import set_xla_metadata
 from jax.lax import optimization_barrier
@@ -20,6 +21,7 @@ from opvi.types import (
     Array,
     ArrayLike,
     Batch,
+    Data,
     Key,
     LikelihoodScale,
     Particles,
@@ -141,6 +143,30 @@ def tick(state: Any, batch: Batch) -> Clock:
     round_ = optax.safe_increment(state.round)
     at_least_one = jnp.maximum(here, 1).astype(dtype)  # a batch of padding alone must not divide by 0
     return Clock(round_, rows, round_.astype(dtype), at_least_one, jnp.maximum(rows, 1).astype(dtype))
+
+
+class Layout(NamedTuple):
+    """What a row looks like. Hashable, so that it may be one of a sampler's settings."""
+
+    shapes: tuple[tuple[int, ...], ...]  # of the leaves, for one row
+    dtypes: tuple[str, ...]
+    structure: Tree  # jax's description of the pytree
+
+
+def layout_of(example: Data) -> Layout:
+    """Return the layout of data with a leading axis of rows."""
+    leaves, structure = jax.tree.flatten(example)
+    leaves = [np.asarray(leaf) for leaf in leaves]
+    return Layout(tuple(leaf.shape[1:] for leaf in leaves), tuple(str(leaf.dtype) for leaf in leaves), structure)
+
+
+def blank_rows(layout: Layout, rows: int, dtype: jnp.dtype) -> Data:
+    """Return room for rows, all 0; floating-point leaves get the dtype given."""
+    dtypes = [
+        dtype if jnp.issubdtype(kind, jnp.floating) else jax.dtypes.canonicalize_dtype(kind) for kind in layout.dtypes
+    ]
+    leaves = [jnp.zeros((rows, *shape), kind) for shape, kind in zip(layout.shapes, dtypes, strict=True)]
+    return jax.tree.unflatten(layout.structure, leaves)
 
 
 def check_example(kept: Any, data: Any) -> None:

@@ -535,7 +535,7 @@ def test_a_posteriordb_model_is_tracked_to_the_hand_written_posterior():
     target = from_numpyro(sblrc, hand.rows)
     rows = jax.tree.map(np.float32, hand.rows)
     n = 100
-    sampler = opvi.sl_opvi(target, example=rows, window=12)
+    sampler = opvi.sl_opvi(target, example=rows, memory_rows=12)
     state, _ = opvi.run(sampler, opvi.stream(rows, 6), 0, particles=n)
     sites = target.constrain(state.particles)
     found = jnp.concatenate([sites["b"], sites["sigma"][:, None]], 1)

@@ -62,7 +62,7 @@ def test_particles_are_factorised_one_by_one():
     target = opvi.mlp(2, (4,), opvi.categorical(), outputs=3, prior_variance=None)
     tracker = opvi.kfac(target)
     batch = opvi.batch((np.zeros((20, 2), np.float32), np.zeros(20, np.int32)))
-    program = tracker.step.lower(KEY, tracker.init(KEY, 6), batch).as_text()
+    program = jax.jit(tracker.step).lower(KEY, tracker.init(KEY, 6), batch).as_text()
     shapes = re.findall(r"custom_call @lapack_\w+\(.*? : \(tensor<(\w+)>", program)
     assert shapes
     assert all(shape.count("x") == 2 for shape in shapes), shapes  # one matrix each: rows x columns x type

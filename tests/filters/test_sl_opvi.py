@@ -55,7 +55,7 @@ def settled():
     settings = {(14, HALF_LIFE): {"example": (X, Y)}, (0, None): {}}
     out = {}
     for (window, half_life), more in settings.items():
-        algorithm = opvi.sl_opvi(LINE, window=window, half_life=half_life, **more)
+        algorithm = opvi.sl_opvi(LINE, memory_rows=window, half_life=half_life, **more)
         out[window, half_life], _ = opvi.run(algorithm, batches(), KEY, particles=N)
     return out
 
@@ -107,7 +107,7 @@ def test_gain_one_repels_by_one_half():
 
 @pytest.fixture(scope="module")
 def tracker(mixture, mixture_rows):
-    return opvi.sl_opvi(mixture, example=mixture_rows, window=16)
+    return opvi.sl_opvi(mixture, example=mixture_rows, memory_rows=16)
 
 
 @pytest.fixture(scope="module")
@@ -120,7 +120,7 @@ def far_apart(mixture_rows):
 @pytest.mark.parametrize("window", [16, 0])
 def test_both_modes_stay_with_their_weights(mixture, tracker, far_apart, window):
     rows, exact = far_apart
-    algorithm = tracker if window else opvi.sl_opvi(mixture, window=0)
+    algorithm = tracker if window else opvi.sl_opvi(mixture, memory_rows=0)
     state, _ = opvi.run(algorithm, opvi.stream(rows, 16), KEY, particles=N)
     particles = np.asarray(state.particles, float)
     gap = particles[:, 1]
@@ -154,12 +154,12 @@ def test_poison_leaves_everything_finite(tracker, mixture_rows):
 
 
 def test_settings_are_checked(mixture):
-    with pytest.raises(ValueError, match=r"`example` is missing.*window=0"):
+    with pytest.raises(ValueError, match=r"`example` is missing.*memory_rows=0"):
         opvi.sl_opvi(mixture)
-    with pytest.raises(ValueError, match="`window` is -1"):
-        opvi.sl_opvi(mixture, window=-1)
+    with pytest.raises(ValueError, match="`memory_rows` is -1"):
+        opvi.sl_opvi(mixture, memory_rows=-1)
     with pytest.raises(ValueError, match=r"`half_life` is 0"):
-        opvi.sl_opvi(mixture, window=0, half_life=0)
+        opvi.sl_opvi(mixture, memory_rows=0, half_life=0)
     with pytest.raises(ValueError, match=r"`half_life` is -1"):
         opvi.gain_one(mixture, half_life=-1)
     with pytest.raises(ValueError, match=r"`substeps` is 0"):
@@ -184,7 +184,7 @@ def test_many_dimensions_stay_stable_and_near_the_mean():
     )
     precision = np.eye(d) + inputs.T @ inputs
     mean, sd = np.linalg.solve(precision, inputs.T @ outputs), np.sqrt(np.diag(np.linalg.inv(precision)))
-    algorithm = opvi.sl_opvi(target, example=(inputs, outputs), window=20, pace=opvi.filters.Pace(looks=20))
+    algorithm = opvi.sl_opvi(target, example=(inputs, outputs), memory_rows=20, pace=opvi.filters.Pace(looks=20))
     state, _ = opvi.run(algorithm, opvi.stream((inputs, outputs), 100), KEY, particles=24)
     particles = np.asarray(state.particles, float)
     assert np.sqrt((((particles.mean(0) - mean) / sd) ** 2).mean()) < 0.1
@@ -232,7 +232,7 @@ def test_counts_with_steep_likelihoods_are_followed_without_stored_rows():
         log_likelihood=lambda v, k: (k * v[None] - jnp.exp(v)[None]).sum(1),
         init=lambda key: 3 + jax.random.normal(key, (d,)),
     )
-    algorithm = opvi.sl_opvi(target, window=0)
+    algorithm = opvi.sl_opvi(target, memory_rows=0)
     state, history = opvi.run(algorithm, opvi.stream(counts, batch_size=2), 0, particles=100)
     assert history.info.finite.all()
     total = counts.sum(0)
@@ -254,7 +254,7 @@ def test_a_posterior_that_travels_far_is_followed_without_stored_rows():
     rounds = 50
     drift = np.repeat(0.1 * np.arange(rounds), 20)[:, None]
     rows = (np.random.default_rng(0).normal(size=(20 * rounds, 2)) * 2**0.5 + drift).astype(np.float32)
-    state, _ = opvi.run(opvi.sl_opvi(target, window=0), opvi.stream(rows, 20), 0, particles=100)
+    state, _ = opvi.run(opvi.sl_opvi(target, memory_rows=0), opvi.stream(rows, 20), 0, particles=100)
     precision = 1 + len(rows) / 2
     x = np.asarray(state.particles)
     np.testing.assert_allclose(x.std(0) * precision**0.5, 1, atol=0.03)

@@ -68,7 +68,7 @@ def test_rows_unlike_the_example_are_refused():
     target = opvi.logistic_regression(2)
     X, y = np.zeros((4, 2), np.float32), np.zeros(4, np.int32)
     keepers = (
-        opvi.sl_opvi(target, example=X, window=5),
+        opvi.sl_opvi(target, example=X, memory_rows=5),
         opvi.replay(opvi.svgd(target, step=1e-3), (X[:, :1], y)),
     )
     for algorithm in keepers:

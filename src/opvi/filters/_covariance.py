@@ -1,7 +1,8 @@
 r"""What Gauss–Newton particles remember of the past: a covariance each, whole or in blocks."""
 
 from collections.abc import Callable
-from typing import NamedTuple, TypeVar
+from functools import wraps
+from typing import NamedTuple, ParamSpec, TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -10,10 +11,22 @@ from opvi.types import Array
 
 MEND_EVERY = 16  # updates; rounding makes matrices lopsided, and a transpose is slow
 SMALLEST_SHARE = 1e-6  # of the largest variance allowed: below it a variance is rounding error
-EXACT = jax.lax.Precision.HIGHEST  # of products: by default a GPU rounds their factors to ten bits
 LOOSENING = 5e-4  # of what forgetting adds to the variances, the share that it adds to each alone
 
 Tree = TypeVar("Tree")
+Given = ParamSpec("Given")
+Out = TypeVar("Out")
+
+
+def exactly(function: Callable[Given, Out]) -> Callable[Given, Out]:
+    """The function with its matrix products in full precision: by default a GPU rounds their factors to ten bits."""
+
+    @wraps(function)
+    def exact(*arguments: Given.args, **named: Given.kwargs) -> Out:
+        with jax.default_matmul_precision("highest"):
+            return function(*arguments, **named)
+
+    return exact
 
 
 def when(flag: Array, change: Callable[[Tree], Tree], tree: Tree) -> Tree:
@@ -44,6 +57,7 @@ def variances(C: Covariance) -> Array:
     return jnp.diagonal(C.matrices, axis1=2, axis2=3)
 
 
+@exactly
 def shed(C: Covariance, Z: Array, gamma: Array, largest: Array) -> Covariance:
     r"""$(C - Z^\top Z)/\gamma$, scaled back where a variance would exceed `largest`.
 
@@ -66,7 +80,7 @@ def shed(C: Covariance, Z: Array, gamma: Array, largest: Array) -> Covariance:
     after = variance * scale**2
     loose = LOOSENING * (1 / gamma - 1) * after
     matrices = C.matrices * (scale[..., :, None] * scale[..., None, :])
-    matrices = matrices - jnp.einsum("nkrd,nkre->nkde", Z, Z, precision=EXACT)
+    matrices = matrices - jnp.einsum("nkrd,nkre->nkde", Z, Z)
     matrices = matrices + loose[..., None] * diagonal
 
     def mend(matrices: Array) -> Array:

@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 
 from opvi.filters import _covariance as covariance
-from opvi.filters._covariance import EXACT, Covariance
+from opvi.filters._covariance import Covariance, exactly
 from opvi.types import Array
 
 SMALLEST_SURPRISE = 0.5  # a row's predictive variance over its noise: 1 or more, but for rounding
@@ -28,29 +28,33 @@ class Absorbed(NamedTuple):
     good: Array  # [n]: False: the particle sat this update out
 
 
+@exactly
 def times(rows: Array, C: Covariance) -> Array:
     """Return the product of rows `[n, K, R, D]` with the covariances."""
-    return jnp.matmul(rows, C.matrices, precision=EXACT)
+    return rows @ C.matrices
 
 
+@exactly
 def gain(A: Array, AC: Array) -> Gain:
     """Return what rows `[n, K, R, D]`, whose product with the covariances is known, have to say."""
-    S = jnp.einsum("nkrd,nksd->nrs", AC, A, precision=EXACT)
+    S = jnp.einsum("nkrd,nksd->nrs", AC, A)
     identity = jnp.eye(S.shape[-1], dtype=S.dtype)[None]
     S = S + identity
     # The small inverse and a product: on a CPU several times faster than solving for d columns.
     root = jnp.linalg.cholesky(S)
     inverse = jax.scipy.linalg.solve_triangular(root, jnp.broadcast_to(identity, S.shape), lower=True)
-    Z = jnp.einsum("nrs,nksd->nkrd", inverse, AC, precision=EXACT)
+    Z = jnp.einsum("nrs,nksd->nkrd", inverse, AC)
     return Gain(jnp.diagonal(S, axis1=1, axis2=2), inverse, Z)
 
 
+@exactly
 def move_by_score(new: Gain, score: Array, product: Array) -> Array:
     r"""Return $C' g = C g - Z^\top Z g$, from the score g `[n, K, D]` and its product with the covariances."""
-    along = jnp.einsum("nkrd,nkd->nr", new.rows, score, precision=EXACT)
-    return product - jnp.einsum("nkrd,nr->nkd", new.rows, along, precision=EXACT)
+    along = jnp.einsum("nkrd,nkd->nr", new.rows, score)
+    return product - jnp.einsum("nkrd,nr->nkd", new.rows, along)
 
 
+@exactly
 def move_by_residuals(new: Gain, residual: Array, limit: float) -> Array:
     r"""Return $C A^\top S^{-1} e$, no row's residual e taken for more than `limit` of its standard deviations.
 
@@ -60,8 +64,8 @@ def move_by_residuals(new: Gain, residual: Array, limit: float) -> Array:
         limit: so many standard deviations of its prediction are the most that a row may be off.
     """
     largest = limit * jnp.sqrt(new.surprise)
-    surprise = jnp.einsum("nrs,ns->nr", new.inverse, jnp.clip(residual, -largest, largest), precision=EXACT)
-    return jnp.einsum("nkrd,nr->nkd", new.rows, surprise, precision=EXACT)
+    surprise = jnp.einsum("nrs,ns->nr", new.inverse, jnp.clip(residual, -largest, largest))
+    return jnp.einsum("nkrd,nr->nkd", new.rows, surprise)
 
 
 def absorb(

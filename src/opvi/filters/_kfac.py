@@ -1,17 +1,42 @@
 r"""Kronecker-factored Gauss–Newton particles: curvature that grows linearly with the parameters, for MLPs."""
 
-import itertools
 import math
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from dataclasses import dataclass
+from functools import partial
+from operator import itemgetter
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from opvi._steps import StepInfo, compiled, log_predictive_of, root_mean_square, tick
-from opvi.targets import Architecture, Layer, Target, as_particles, cast, check_batch, draw
-from opvi.types import Algorithm, Array, Batch, Key, Particles, Scalar
+from opvi._steps import (
+    PARTICLES,
+    StepInfo,
+    TargetSampler,
+    compiled,
+    mean_over,
+    root_mean_square,
+    row_densities,
+    tick,
+)
+from opvi.filters._covariance import exactly
+from opvi.predictive import Predictive, predict
+from opvi.targets import (
+    Architecture,
+    Layer,
+    Passed,
+    Target,
+    activation_and_slope,
+    as_particles,
+    backward,
+    cast,
+    check_batch,
+    draw,
+    forward,
+)
+from opvi.types import Array, Batch, Key, Particles, Predicted, Scalar, Start, State, Tree
 
 FIRST_MEMORY = 400.0  # rows; early factors are stale, so that memory grows with the rows seen
 FIRST_OUTPUTS = 0.01  # the output curvature before any row, which counts as one round
@@ -20,6 +45,9 @@ REFRESH_BELOW = 0.7  # invert afresh once forgetting has worn the damping down t
 REFRESH_EVERY = 500  # rounds at the latest, because rounding adds up
 DAMPING, WANDERING_DAMPING = 0.03, 0.3
 SMALL = 1e-6
+
+Bent = Callable[[Array], tuple[Array, Array]]  # an activation and its slope
+Layers = Sequence[Layer[Array]]
 
 
 class Factor(NamedTuple):
@@ -40,7 +68,7 @@ class KFACState(NamedTuple):
     rows: Array
 
 
-class Passed(NamedTuple):
+class Seen(NamedTuple):
     """What all particles' pass over a batch leaves at each layer."""
 
     inputs: list[Array]  # [n, B, i+1], with a 1 for the bias; of the first layer [1, B, i+1]
@@ -61,6 +89,49 @@ class Round(NamedTuple):
     fresh: Array  # whether to invert A afresh
 
 
+@dataclass(frozen=True)
+class KFAC(TargetSampler):
+    """Settings of `kfac`."""
+
+    others: tuple[Target, ...]  # as the target, but for their activation; each has as many particles
+    damping: float
+    half_life: float
+    wander: bool
+    largest_change: float
+
+    @property
+    def targets(self) -> tuple[Target, ...]:
+        """All targets, in the order of their particles."""
+        return self.target, *self.others
+
+    @property
+    def architectures(self) -> list[Architecture]:
+        """Their layers."""
+        return _architectures(self.targets)
+
+    def init(self, key: Key, particles: Start = None) -> KFACState:
+        """Return the state before any row."""
+        w = _dealt(self.targets, key, self.particles if particles is None else particles)
+        n, dtype = len(w), w.dtype
+        factors = []
+        for index, (fan_in, fan_out) in enumerate(self.architectures[0].mlp.shapes):
+            nothing = jnp.zeros((n if index else 1, fan_in + 1, fan_in + 1), dtype)
+            start = jnp.tile(FIRST_OUTPUTS * jnp.eye(fan_out, dtype=dtype)[None], (n, 1, 1))
+            factors.append(Factor(None if self.wander else nothing, nothing, start))
+        zero = jnp.zeros((), jnp.int32)
+        return KFACState(w, factors, jnp.zeros((), dtype), zero, zero)
+
+    def step(self, key: Key, state: KFACState, batch: Batch) -> tuple[KFACState, StepInfo]:
+        """Learn from a batch."""
+        return _step(self, key, state, batch)
+
+    def predict(self, state: State, x: Tree) -> Predictive:
+        """Return the posterior predictive at inputs x, each particle with its own activation."""
+        groups = jnp.split(state.particles, len(self.targets))
+        said = [predict(t, w, x).components for t, w in zip(self.targets, groups, strict=True)]
+        return Predictive(jax.tree.map(lambda *parts: jnp.concatenate(parts), *said))
+
+
 def kfac(
     target: Target | Sequence[Target],
     *,
@@ -68,8 +139,8 @@ def kfac(
     half_life: float = math.inf,
     wander: bool = False,
     largest_change: float = 0.2,
-) -> Algorithm:
-    r"""Natural-gradient steps $A^{-1} (a^\top \delta)\, G^{-1}$ for each layer of an MLP, one batch a round.
+) -> KFAC:
+    r"""Natural-gradient steps $A^{-1} (a^\top \delta)\, G^{-1}$ for each layer of an MLP, one batch per round.
 
     $$A \gets \lambda_t A + a^\top a, \qquad G \gets (1 - w_t) G + w_t\, \overline{\delta \delta^\top}$$
 
@@ -89,144 +160,141 @@ def kfac(
         largest_change: bound on the mean KL divergence between predictions before and after a step.
     """
     targets = (target,) if isinstance(target, Target) else tuple(target)
-    architectures = _architectures(targets)
+    _architectures(targets)
     damping = (WANDERING_DAMPING if wander else DAMPING) if damping is None else damping
     if not damping > 0 or not half_life > 0 or not largest_change > 0:
         raise ValueError(
             f"`damping`, `half_life` and `largest_change` are {damping}, {half_life}, {largest_change}; "
             "each must be greater than 0."
         )
-    one, architecture = targets[0], architectures[0]
-    # α of each activation and layer: the precision that both factors' damping multiplies to.
-    alphas = damping / np.array([[layer.weights for layer in a.mlp.prior_variances] for a in architectures])
+    one, *others = targets
+    usual = PARTICLES // len(targets) * len(targets)
+    return KFAC(one, tuple(others), damping, half_life, wander, largest_change, particles=usual)
 
-    def init(key: Key, particles: Any) -> KFACState:
-        w = _dealt(targets, key, particles)
-        n, dtype = len(w), w.dtype
-        factors = []
-        for index, (fan_in, fan_out) in enumerate(itertools.pairwise(architecture.mlp.sizes)):
-            nothing = jnp.zeros((n if index else 1, fan_in + 1, fan_in + 1), dtype)
-            start = jnp.tile(FIRST_OUTPUTS * jnp.eye(fan_out, dtype=dtype)[None], (n, 1, 1))
-            factors.append(Factor(None if wander else nothing, nothing, start))
-        zero = jnp.zeros((), jnp.int32)
-        return KFACState(w, factors, jnp.zeros((), dtype), zero, zero)
 
-    def activate(z: Array) -> tuple[Array, Array]:
-        """Each particle's activation, and its slope."""
-        parts = z.reshape(len(targets), -1, *z.shape[1:])
-        pairs = [
-            jax.jvp(a.mlp.activation, (p,), (jnp.ones_like(p),)) for a, p in zip(architectures, parts, strict=True)
-        ]
-        values, slopes = (jnp.concatenate(both) for both in zip(*pairs, strict=True))
-        return values, slopes
+@compiled
+@exactly
+def _step(sampler: KFAC, key: Key, state: KFACState, batch: Batch) -> tuple[KFACState, StepInfo]:
+    w, mlp = state.particles, sampler.architectures[0].mlp
+    batch = cast(batch, w.dtype)
+    check_batch(sampler.target, w[0], batch)
+    clock = tick(state, batch)
+    root_weight, total = jnp.sqrt(batch.weight), jnp.maximum(batch.weight.sum(), 1e-30)
+    now = _pace(sampler, state, batch.weight.sum(), clock.round)
+    layers = jax.vmap(mlp.split)(w)
+    seen = _look(sampler, layers, batch)
+    factors, moves, first = [], [], seen.sums
+    for index, old in enumerate(state.factors):
+        root, a = seen.roots[index], seen.inputs[index]
+        G = (1 - now.gain) * old.outputs + now.gain * (root.mT @ root) / total
+        A, inverse, Pa, left = _renewed(sampler, index, old, a * root_weight[None, :, None], G, now)
+        shifted = G + (left + SMALL)[:, None, None] * jnp.eye(G.shape[-1], dtype=G.dtype)[None]
+        step = _solve(shifted, seen.slopes[index] * root_weight[None, :, None])  # δ G⁻¹
+        if index == 0:
+            first = first + jnp.broadcast_to(a @ Pa, (len(w), *a.shape[1:2] * 2)) @ step
+            Pa = jnp.broadcast_to(Pa, (len(w), *Pa.shape[1:]))
+        move = Pa @ step
+        factors.append(Factor(A, inverse, G))
+        moves.append(Layer(move[:, :-1], move[:, -1]))
+    change = _outputs(sampler, jax.tree.map(jnp.add, layers, tuple(moves)), first) - seen.outputs
+    moved = jnp.einsum("nbck,nbc->nbk", seen.head_root, change)
+    divergence = 0.5 * ((moved**2).sum(2) * batch.weight[None]).sum(1) / total
+    scale = jnp.minimum(1, jnp.sqrt(sampler.largest_change / (divergence + 1e-9)))
+    move = scale[:, None] * jax.vmap(mlp.join)(moves)
+    densities = row_densities(seen.log_density)
+    log_predictive = mean_over(batch, densities)
+    good = jnp.isfinite((move**2).sum(1)) & ~jnp.isnan(log_predictive)
+    move = jnp.where(good[:, None], move, 0)
+    # The factors belong to all particles together: one bad batch must not spoil them.
+    all_good = good.all() & jnp.isfinite(_diagonals(factors))
+    kept = jnp.where(now.fresh, 1, state.kept * now.lam)
+    factors, kept = jax.tree.map(
+        lambda new, old: jnp.where(all_good, new, old), (factors, kept), (state.factors, state.kept)
+    )
+    info = StepInfo(clock.rows, log_predictive, root_mean_square(move), all_good, Predicted(densities))
+    return KFACState(w + move, factors, kept, clock.round, clock.rows), info
 
-    def pass_over(weights: Sequence[Layer[Array]], data: Any, weight: Array) -> Passed:
-        x, y = data
-        n = len(weights[0].bias)
-        h = jnp.broadcast_to(x[None], (n, *x.shape))  # a product for each particle: no transposed copy of the weights
-        inputs: list[Array] = [_with_one(x)[None]]
-        sums: list[Array] = []
-        bends: list[Array] = []
-        for index, layer in enumerate(weights):
-            if index:
-                h, bend = activate(sums[-1])
-                bends.append(bend)
-                inputs.append(_with_one(h))
-            sums.append(h @ layer.weights + layer.bias[:, None, :])
-        head = architecture.head.distribution
-        slope, head_root = jax.vmap(lambda z: head(z, None).curvature(y))(sums[-1])
-        root = jnp.swapaxes(head_root, 2, 3) * jnp.sqrt(weight)[None, :, None, None]  # [n, B, K, C]
-        slopes, roots = [slope], [root.reshape(n, -1, root.shape[-1])]
-        for layer, bend in zip(reversed(weights[1:]), reversed(bends), strict=True):
-            back = jnp.swapaxes(layer.weights, 1, 2)
-            slope = (slope @ back) * bend
-            root = (roots[-1] @ back).reshape(*root.shape[:3], -1) * bend[:, :, None, :]
-            slopes.append(slope)
-            roots.append(root.reshape(n, -1, root.shape[-1]))
-        log_density = jax.vmap(lambda z: head(z, None).log_density(y))(sums[-1])
-        return Passed(inputs, slopes[::-1], roots[::-1], sums[0], sums[-1], head_root, log_density)
 
-    def pace(state: KFACState, rows: Scalar, round_: Array) -> Round:
-        before = state.rows.astype(rows.dtype)
-        average = jnp.where(rows > 0, rows / (before + 2 * rows), 0)
-        ratio = 2 ** (-rows / half_life)
-        if wander:
-            first = state.rows == 0
-            return Round(jnp.ones_like(rows), jnp.maximum(1 - ratio, average), jnp.where(first, 1, 1 - ratio), first)
-        growing = ((before + FIRST_MEMORY) / (before + rows + FIRST_MEMORY)) ** 2
-        lam = jnp.minimum(growing, ratio)
-        early = (state.rows < REFRESH_ALWAYS) | (round_ % REFRESH_EVERY == 0)
-        fresh = early | (state.kept * lam < REFRESH_BELOW)
-        return Round(lam, jnp.maximum(1 - lam, average), jnp.zeros_like(rows), fresh)
+def _by_target(sampler: KFAC, function: Callable[[Bent, Tree], Tree], of_particles: Tree) -> Tree:
+    """Return `function(activate, …)` for every particle, with the activation of its own target."""
+    parts = jax.tree.map(lambda leaf: leaf.reshape(len(sampler.targets), -1, *leaf.shape[1:]), of_particles)
+    said = [
+        jax.vmap(partial(function, activation_and_slope(each.mlp.activation)))(jax.tree.map(itemgetter(i), parts))
+        for i, each in enumerate(sampler.architectures)
+    ]
+    return jax.tree.map(lambda *leaves: jnp.concatenate(leaves), *said)
 
-    def renew(index: int, old: Factor, a: Array, G: Array, now: Round) -> tuple[Array | None, Array, Array, Array]:
-        """A, its damped inverse P, the gain $P a^T$, and the damping that is left for G; a is weighted."""
-        mean_G = jnp.trace(G, axis1=1, axis2=2) / G.shape[-1] + SMALL  # [n]
-        alpha = jnp.repeat(jnp.asarray(alphas[:, index], G.dtype), len(G) // len(targets))  # [n]
-        level, common = mean_G, alpha
-        if index == 0:  # one for all
-            level, common = mean_G.mean()[None], jnp.full(1, np.exp(np.log(alphas[:, 0]).mean()), G.dtype)
-        if old.inputs is None:
-            eye = jnp.eye(old.inverse.shape[-1], dtype=G.dtype)[None]
-            inverse = (1 - now.back) * old.inverse + now.back * (level / common)[:, None, None] * eye
-            return None, *_updated(inverse, a, now.lam), damping * mean_G
-        A = now.lam * old.inputs + jnp.swapaxes(a, 1, 2) @ a
-        mean_A = jnp.trace(A, axis1=1, axis2=2) / A.shape[-1] + SMALL
-        shift = jnp.sqrt(mean_A / level * common)
-        inverse, gain = jax.lax.cond(now.fresh, lambda: _afresh(A, a, shift), lambda: _updated(old.inverse, a, now.lam))
-        return A, inverse, gain, alpha / shift
 
-    def outputs_of(weights: Sequence[Layer[Array]], first: Array) -> Array:
-        """The networks' outputs from the first layer's sums."""
-        for layer in weights[1:]:
-            first = activate(first)[0] @ layer.weights + layer.bias[:, None, :]
-        return first
+def _look(sampler: KFAC, layers: Layers, batch: Batch) -> Seen:
+    """Pass the batch through all networks, forward and back."""
+    x, y = batch.data
+    n = len(layers[0].bias)
+    # Every particle has its own x: a product for each, and no transposed copy of the weights.
+    passed = _by_target(sampler, _forward, (layers, jnp.broadcast_to(x[None], (n, *x.shape))))
+    head = sampler.architectures[0].head.distribution
+    slope, root = jax.vmap(lambda z: head(z, None).curvature(y))(passed.outputs)  # [n, B, C], [n, B, C, K]
+    log_density = jax.vmap(lambda z: head(z, None).log_density(y))(passed.outputs)
+    weighted = jnp.moveaxis(root, 3, 1) * jnp.sqrt(batch.weight)[None, None, :, None]
+    back = jax.vmap(jax.vmap(backward, (None, None, 0)))(layers, passed, jnp.concatenate([slope[:, None], weighted], 1))
+    slopes = [leaf[:, 0] for leaf in back]
+    roots = [leaf[:, 1:].reshape(n, -1, leaf.shape[-1]) for leaf in back]
+    inputs = [_with_one(x)[None], *map(_with_one, passed.inputs[1:])]
+    return Seen(inputs, slopes, roots, passed.sums[0], passed.outputs, root, log_density)
 
-    @compiled
-    def step_(key: Key, state: KFACState, batch: Batch) -> tuple[KFACState, StepInfo]:
-        w = state.particles
-        batch = cast(batch, w.dtype)
-        check_batch(one, w[0], batch)
-        clock = tick(state, batch)
-        root_weight, total = jnp.sqrt(batch.weight), jnp.maximum(batch.weight.sum(), 1e-30)
-        now = pace(state, batch.weight.sum(), clock.round)
-        weights = jax.vmap(one.unravel)(w)["weights"]
-        seen = pass_over(weights, batch.data, batch.weight)
-        factors, moves, first = [], [], seen.sums
-        for index, old in enumerate(state.factors):
-            root, a = seen.roots[index], seen.inputs[index]
-            G = (1 - now.gain) * old.outputs + now.gain * (jnp.swapaxes(root, 1, 2) @ root) / total
-            A, inverse, Pa, left = renew(index, old, a * root_weight[None, :, None], G, now)
-            shifted = G + (left + SMALL)[:, None, None] * jnp.eye(G.shape[-1], dtype=G.dtype)[None]
-            step = _solve(shifted, seen.slopes[index] * root_weight[None, :, None])  # δ G⁻¹
-            if index == 0:
-                first = first + jnp.broadcast_to(a @ Pa, (len(w), *a.shape[1:2] * 2)) @ step
-                Pa = jnp.broadcast_to(Pa, (len(w), *Pa.shape[1:]))
-            move = Pa @ step
-            factors.append(Factor(A, inverse, G))
-            moves.append(Layer(move[:, :-1], move[:, -1]))
-        change = outputs_of(jax.tree.map(jnp.add, weights, tuple(moves)), first) - seen.outputs
-        moved = jnp.einsum("nbck,nbc->nbk", seen.head_root, change)
-        divergence = 0.5 * ((moved**2).sum(2) * batch.weight[None]).sum(1) / total
-        scale = jnp.minimum(1, jnp.sqrt(largest_change / (divergence + 1e-9)))
-        move = scale[:, None] * jax.vmap(one.ravel)({"weights": tuple(moves)})
-        log_predictive = log_predictive_of(seen.log_density, batch)
-        good = jnp.isfinite((move**2).sum(1)) & ~jnp.isnan(log_predictive)
-        move = jnp.where(good[:, None], move, 0)
-        # The factors belong to all particles together: one bad batch must not spoil them.
-        all_good = good.all() & jnp.isfinite(_diagonals(factors))
-        kept = jnp.where(now.fresh, 1, state.kept * now.lam)
-        factors, kept = jax.tree.map(
-            lambda new, old: jnp.where(all_good, new, old), (factors, kept), (state.factors, state.kept)
-        )
-        info = StepInfo(clock.rows, log_predictive, root_mean_square(move), all_good)
-        return KFACState(w + move, factors, kept, clock.round, clock.rows), info
 
-    return Algorithm(init, step_)
+def _forward(activate: Bent, given: tuple[Layers, Array]) -> Passed:
+    return forward(*given, activate)
+
+
+def _outputs(sampler: KFAC, layers: Layers, first: Array) -> Array:
+    """Return the networks' outputs from the first layer's sums."""
+
+    def one(activate: Bent, given: tuple[Layers, Array]) -> Array:
+        others, sums = given
+        return forward(others, activate(sums)[0], activate).outputs
+
+    return _by_target(sampler, one, (layers[1:], first)) if len(layers) > 1 else first
+
+
+def _pace(sampler: KFAC, state: KFACState, rows: Scalar, round_: Array) -> Round:
+    """Return how much this round remembers and learns."""
+    before = state.rows.astype(rows.dtype)
+    average = jnp.where(rows > 0, rows / (before + 2 * rows), 0)
+    ratio = 2 ** (-rows / sampler.half_life)
+    if sampler.wander:
+        first = state.rows == 0
+        return Round(jnp.ones_like(rows), jnp.maximum(1 - ratio, average), jnp.where(first, 1, 1 - ratio), first)
+    growing = ((before + FIRST_MEMORY) / (before + rows + FIRST_MEMORY)) ** 2
+    lam = jnp.minimum(growing, ratio)
+    early = (state.rows < REFRESH_ALWAYS) | (round_ % REFRESH_EVERY == 0)
+    fresh = early | (state.kept * lam < REFRESH_BELOW)
+    return Round(lam, jnp.maximum(1 - lam, average), jnp.zeros_like(rows), fresh)
+
+
+def _renewed(
+    sampler: KFAC, index: int, old: Factor, a: Array, G: Array, now: Round
+) -> tuple[Array | None, Array, Array, Array]:
+    """Return A, its damped inverse P, the gain $P a^T$, and the damping that is left for G; a is weighted."""
+    # α of each target: the precision that both factors' damping multiplies to.
+    alphas = sampler.damping / np.array([a.mlp.prior_variances[index].weights for a in sampler.architectures])
+    mean_G = jnp.trace(G, axis1=1, axis2=2) / G.shape[-1] + SMALL  # [n]
+    alpha = jnp.repeat(jnp.asarray(alphas, G.dtype), len(G) // len(alphas))  # [n]
+    level, common = mean_G, alpha
+    if index == 0:  # one for all
+        level, common = mean_G.mean()[None], jnp.full(1, np.exp(np.log(alphas).mean()), G.dtype)
+    if old.inputs is None:
+        eye = jnp.eye(old.inverse.shape[-1], dtype=G.dtype)[None]
+        inverse = (1 - now.back) * old.inverse + now.back * (level / common)[:, None, None] * eye
+        return None, *_updated(inverse, a, now.lam), sampler.damping * mean_G
+    A = now.lam * old.inputs + a.mT @ a
+    mean_A = jnp.trace(A, axis1=1, axis2=2) / A.shape[-1] + SMALL
+    shift = jnp.sqrt(mean_A / level * common)
+    inverse, gain = jax.lax.cond(now.fresh, lambda: _afresh(A, a, shift), lambda: _updated(old.inverse, a, now.lam))
+    return A, inverse, gain, alpha / shift
 
 
 def _architectures(targets: Sequence[Target]) -> list[Architecture]:
-    """The targets' layers, refused unless all have some and the same."""
+    """Return the targets' layers; refuse targets unless all have some, and the same."""
     out = [t.architecture for t in targets if t.architecture]
     if not out or len(out) < len(targets):
         raise TypeError(
@@ -238,7 +306,7 @@ def _architectures(targets: Sequence[Target]) -> list[Architecture]:
     return out
 
 
-def _dealt(targets: Sequence[Target], key: Key, particles: Any) -> Particles:
+def _dealt(targets: Sequence[Target], key: Key, particles: Start) -> Particles:
     """Starting particles, equally many for each target, target by target."""
     counted = isinstance(particles, int | np.integer) and len(targets) > 1
     w = None if counted else as_particles(targets[0], key, particles)
@@ -259,16 +327,16 @@ def _with_one(x: Array) -> Array:
 def _afresh(A: Array, a: Array, shift: Array) -> tuple[Array, Array]:
     r"""$P = (A + \text{shift}\, I)^{-1}$ and $P a^\top$."""
     P = _one_by_one(jnp.linalg.inv, A + shift[:, None, None] * jnp.eye(A.shape[-1], dtype=A.dtype)[None])
-    P = (P + jnp.swapaxes(P, 1, 2)) / 2
-    return P, P @ jnp.swapaxes(a, 1, 2)
+    P = (P + P.mT) / 2
+    return P, P @ a.mT
 
 
 def _updated(P: Array, a: Array, lam: Scalar) -> tuple[Array, Array]:
     r"""$(\lambda P^{-1} + a^\top a)^{-1}$ and its product with $a^\top$, by Woodbury's identity."""
-    Pa = P @ jnp.swapaxes(a, 1, 2)
+    Pa = P @ a.mT
     gain = _solve(a @ Pa + lam * jnp.eye(a.shape[1], dtype=a.dtype)[None], Pa)
-    P = (P - gain @ jnp.swapaxes(Pa, 1, 2)) / lam
-    return (P + jnp.swapaxes(P, 1, 2)) / 2, gain
+    P = (P - gain @ Pa.mT) / lam
+    return (P + P.mT) / 2, gain
 
 
 def _solve(M: Array, rows: Array) -> Array:
@@ -277,7 +345,7 @@ def _solve(M: Array, rows: Array) -> Array:
     def solve(M: Array, columns: Array) -> Array:
         return jax.scipy.linalg.cho_solve((jnp.linalg.cholesky(M), True), columns)
 
-    return jnp.swapaxes(_one_by_one(solve, M, jnp.swapaxes(rows, 1, 2)), 1, 2)
+    return _one_by_one(solve, M, rows.mT).mT
 
 
 def _one_by_one(solve: Callable[..., Array], *matrices: Array) -> Array:

@@ -2,16 +2,18 @@ r"""Softmax regression tracked by an extended Kalman filter whose weights wander
 
 import math
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from dataclasses import dataclass, field
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 
-from opvi._steps import StepInfo, compiled, log_predictive_of, root_mean_square, tick
-from opvi.predictive import Categorical
+from opvi._steps import StepInfo, compiled, mean_over, pieces, root_mean_square, row_densities, tick
+from opvi.filters import _kalman as kalman
+from opvi.filters._covariance import Covariance, exactly
+from opvi.predictive import Categorical, Predictive
 from opvi.targets import cast
-from opvi.types import Algorithm, Array, Batch, Key, Particles
+from opvi.types import Array, ArrayLike, Batch, Key, Particles, Predicted, Start
 
 ROUND = 20  # rows that `wandering` refers to
 PIECE = 5  # rows absorbed at once: fast weights change within a batch, and so does the curvature
@@ -27,6 +29,34 @@ class LinearState(NamedTuple):
     rows: Array
 
 
+@dataclass(frozen=True)
+class LinearEKF:
+    """Settings of `linear_ekf`."""
+
+    features: int
+    classes: int
+    wandering: tuple[float, ...]
+    prior_variance: float
+    largest_variance: float
+    largest_change: float
+    about: str = field(default="", kw_only=True, compare=False)  # one line: what was chosen, and why
+
+    def init(self, key: Key, particles: Start = None) -> LinearState:
+        """Return the state before any row. There is one filter for each pace: `particles` counts for nothing."""
+        w = jnp.zeros((len(self.wandering), self.classes * (self.features + 1)))
+        zero = jnp.zeros((), jnp.int32)
+        covariance = jnp.tile(self.prior_variance * jnp.eye(w.shape[1], dtype=w.dtype)[None], (len(w), 1, 1))
+        return LinearState(w, covariance, zero, zero)
+
+    def step(self, key: Key, state: LinearState, batch: Batch) -> tuple[LinearState, StepInfo]:
+        """Learn from a batch."""
+        return _step(self, key, state, batch)
+
+    def predict(self, state: LinearState, x: ArrayLike) -> Predictive:
+        """Return the mixture of what the filters say at inputs x, all with the same weight."""
+        return Predictive(predict_linear(state, jnp.asarray(x, state.particles.dtype), self.classes))
+
+
 def linear_ekf(
     features: int,
     classes: int,
@@ -35,7 +65,7 @@ def linear_ekf(
     prior_variance: float = 0.1,
     largest_variance: float = 1.0,
     largest_change: float = 0.2,
-) -> Algorithm:
+) -> LinearEKF:
     r"""Extended Kalman filters of softmax regression, one for each pace at which the weights may wander.
 
     $$w_t = w_{t-1} + N(0, qI), \qquad P(y = c) = \mathrm{softmax}(W x)_c$$
@@ -52,69 +82,67 @@ def linear_ekf(
     """
     if features < 1 or classes < 2:
         raise ValueError(f"`features` and `classes` are {features} and {classes}; at least 1 and 2 are needed.")
-    paces = np.atleast_1d(np.asarray(wandering, float))
-    if not (paces >= 0).all() or not prior_variance > 0 or not largest_change > 0:
+    paces = (float(wandering),) if isinstance(wandering, float | int) else tuple(map(float, wandering))
+    if not paces or not min(paces) >= 0 or not prior_variance > 0 or not largest_change > 0:
         raise ValueError(
             f"`wandering`, `prior_variance` and `largest_change` are {wandering}, {prior_variance}, {largest_change}; "
             "the first must be at least 0, the others greater than 0."
         )
-    width = features + 1
-    size = classes * width
-
-    def init(key: Key, particles: Any = None) -> LinearState:
-        w = jnp.zeros((len(paces), size))
-        zero = jnp.zeros((), jnp.int32)
-        covariance = jnp.tile(prior_variance * jnp.eye(size, dtype=w.dtype)[None], (len(w), 1, 1))
-        return LinearState(w, covariance, zero, zero)
-
-    def absorb(w: Array, P: Array, a: Array, y: Array, weight: Array, pace: Array) -> tuple[Array, Array]:
-        """One filter's move and covariance after a batch with inputs a `[B, F+1]`."""
-        dist = Categorical(a @ w.reshape(classes, width).T)
-        slope, root = dist.curvature(y)  # [B, C], [B, C, K]
-        root = root * jnp.sqrt(weight)[:, None, None]
-        J = (root.transpose(0, 2, 1)[:, :, :, None] * a[:, None, None, :]).reshape(-1, size)
-        gradient = ((slope * weight[:, None]).T @ a).reshape(-1)
-        JP = J @ P
-        small = jnp.linalg.cholesky(JP @ J.T + jnp.eye(len(J), dtype=w.dtype))
-        Z = jax.scipy.linalg.solve_triangular(small, jnp.eye(len(J), dtype=w.dtype), lower=True) @ JP
-        move = P @ gradient
-        move = move - Z.T @ (Z @ gradient)
-        total = weight.sum()
-        moved = J @ move
-        scale = jnp.minimum(1, jnp.sqrt(largest_change * jnp.maximum(total, 1e-30) / (0.5 * (moved**2).sum() + 1e-9)))
-        return scale * move, P - Z.T @ Z + jnp.diag(jnp.full(size, pace * total / ROUND))
-
-    def bounded(P: Array) -> Array:
-        """Symmetric, with no variance above the largest."""
-        shrink = jnp.sqrt(jnp.minimum(1, largest_variance / jnp.maximum(jnp.diagonal(P), 1e-30)))
-        return (P + P.T) / 2 * shrink[:, None] * shrink[None, :]
-
-    @compiled
-    def step(key: Key, state: LinearState, batch: Batch) -> tuple[LinearState, StepInfo]:
-        w, P = state.particles, state.covariance
-        batch = cast(batch, w.dtype)
-        clock = tick(state, batch)
-        x, y = batch.data
-        log_density = predict_linear(state, x, classes).log_density(y)
-        log_predictive = log_predictive_of(log_density, batch)
-
-        def one(carry: tuple[Array, Array], piece: Any) -> tuple[tuple[Array, Array], None]:
-            w, P = carry
-            a, y, weight = piece
-            move, P = jax.vmap(absorb, (0, 0, None, None, None, 0))(w, P, a, y, weight, jnp.asarray(paces, w.dtype))
-            return (w + move, P), None
-
-        (new_w, new_P), _ = jax.lax.scan(one, (w, P), _pieces((_with_one(x), y, batch.weight)))
-        new_P = jax.vmap(bounded)(new_P)
-        good = jnp.isfinite(new_w).all(1) & jnp.isfinite(new_P).all((1, 2)) & ~jnp.isnan(log_predictive)
-        move = jnp.where(good[:, None], new_w - w, 0)
-        P = jnp.where(good[:, None, None], new_P, P)
-        info = StepInfo(clock.rows, log_predictive, root_mean_square(move), good.all())
-        return LinearState(w + move, P, clock.round, clock.rows), info
-
-    return Algorithm(init, step)
+    return LinearEKF(features, classes, paces, prior_variance, largest_variance, largest_change)
 
 
+@compiled
+@exactly
+def _step(sampler: LinearEKF, key: Key, state: LinearState, batch: Batch) -> tuple[LinearState, StepInfo]:
+    w, P = state.particles, state.covariance
+    batch = cast(batch, w.dtype)
+    clock = tick(state, batch)
+    x, y = batch.data
+    densities = row_densities(predict_linear(state, x, sampler.classes).log_density(y))
+    log_predictive = mean_over(batch, densities)
+
+    def one(carry: tuple[Array, Array], piece: tuple[tuple[Array, Array], Array]) -> tuple[tuple[Array, Array], None]:
+        (a, y), weight = piece
+        return _absorb(sampler, *carry, a, y, weight), None
+
+    cut = pieces((_with_one(x), y), batch.weight, min(PIECE, len(batch.weight)))
+    (new_w, new_P), _ = jax.lax.scan(one, (w, P), cut)
+    new_P = _bounded(new_P, sampler.largest_variance)
+    good = jnp.isfinite(new_w).all(1) & jnp.isfinite(new_P).all((1, 2)) & ~jnp.isnan(log_predictive)
+    move = jnp.where(good[:, None], new_w - w, 0)
+    P = jnp.where(good[:, None, None], new_P, P)
+    info = StepInfo(clock.rows, log_predictive, root_mean_square(move), good.all(), Predicted(densities))
+    return LinearState(w + move, P, clock.round, clock.rows), info
+
+
+def _absorb(sampler: LinearEKF, w: Array, P: Array, a: Array, y: Array, weight: Array) -> tuple[Array, Array]:
+    """Return the filters' weights and covariances after some rows with inputs a `[B, F+1]`."""
+    n, size = w.shape
+    logits = jnp.einsum("bi,nci->nbc", a, w.reshape(n, sampler.classes, -1))
+    slope, root = jax.vmap(lambda z: Categorical(z).curvature(y))(logits)  # [n, B, C], [n, B, C, K]
+    root = root * jnp.sqrt(weight)[None, :, None, None]
+    A = (root.swapaxes(2, 3)[..., None] * a[None, :, None, None, :]).reshape(n, 1, -1, size)
+    score = jnp.einsum("nbc,bi->nci", slope * weight[None, :, None], a).reshape(n, 1, size)
+    product = kalman.times(jnp.concatenate([A, score[:, :, None]], 2), Covariance(P[:, None], jnp.zeros((), int)))
+    new = kalman.gain(A, product[:, :, :-1])
+    move = kalman.move_by_score(new, score, product[:, :, -1])[:, 0]
+    total = weight.sum()
+    moved = (jnp.einsum("nrd,nd->nr", A[:, 0], move) ** 2).sum(1)
+    scale = jnp.minimum(1, jnp.sqrt(sampler.largest_change * jnp.maximum(total, 1e-30) / (0.5 * moved + 1e-9)))
+    Z = new.rows[:, 0]
+    gained = jnp.asarray(sampler.wandering, P.dtype)[:, None, None] * total / ROUND * jnp.eye(size, dtype=P.dtype)[None]
+    # Not `kalman.absorb`: weights that wander gain variance, all alike, where forgetting scales it up.
+    return w + scale[:, None] * move, P - jnp.einsum("nrd,nre->nde", Z, Z) + gained
+
+
+def _bounded(P: Array, largest: float) -> Array:
+    """Return the covariances symmetric, with no variance above the largest."""
+    variance = jnp.diagonal(P, axis1=1, axis2=2)
+    shrink = jnp.sqrt(jnp.minimum(1, largest / jnp.maximum(variance, 1e-30)))
+    return (P + P.mT) / 2 * shrink[:, :, None] * shrink[:, None, :]
+
+
+@exactly
 def predict_linear(state: LinearState, x: Array, classes: int) -> Categorical:
     r"""Each filter's class probabilities, `[n, B, C]`, with its own doubt in them: $z / \sqrt{1 + \pi v / 8}$."""
     a = _with_one(x)
@@ -130,19 +158,6 @@ def predict_linear(state: LinearState, x: Array, classes: int) -> Categorical:
         return centred * jax.lax.rsqrt(1 + PROBIT * jnp.maximum(own, 0) * classes / (classes - 1))
 
     return Categorical(jax.vmap(one)(state.particles, state.covariance))
-
-
-def _pieces(rows: Any) -> Any:
-    """Arrays of rows cut into `[m, 5, …]`, the last piece padded with weight 0."""
-    a, y, weight = rows
-    size = min(PIECE, len(weight))
-    missing = -len(weight) % size
-
-    def cut(rows: Array) -> Array:
-        padded = jnp.concatenate([rows, jnp.broadcast_to(rows[:1], (missing, *rows.shape[1:]))]) if missing else rows
-        return padded.reshape(-1, size, *rows.shape[1:])
-
-    return cut(a), cut(y), jnp.pad(weight, (0, missing)).reshape(-1, size)
 
 
 def _with_one(x: Array) -> Array:

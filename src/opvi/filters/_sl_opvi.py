@@ -1,20 +1,35 @@
 r"""SL-OPVI: some rows exactly, all others as a polynomial and the weights of the rows that stay."""
 
-from typing import Any, NamedTuple
+from dataclasses import dataclass
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 
-from opvi._steps import StepInfo, check_example, compiled, log_predictive_of, tick
+from opvi._steps import (
+    Layout,
+    StepInfo,
+    TargetSampler,
+    blank_rows,
+    check_example,
+    compiled,
+    layout_of,
+    mean_over,
+    row_densities,
+    tick,
+)
+from opvi.filters._covariance import exactly
 from opvi.filters._surrogates import LARGEST_DEGREE, RIDGE, Polynomial, Surrogate, fit, frame, nothing
 from opvi.filters._whitening import Pace, Whitening, follow, some
 from opvi.flows.kernels import centred
-from opvi.targets import Target, as_particles, cast, check_batch
-from opvi.types import Algorithm, Array, Batch, Data, Key, Particles, Scalar
+from opvi.targets import Target, cast, check_batch
+from opvi.types import Array, Batch, Data, Key, Particles, Predicted, Scalar, Start
 
 WARM_UP = 20  # looks of the first round at the prior, before the data come in
 WIDER_START = 1.0  # times the spread of the starting particles: what holds them together where the prior does not
 AT_THE_START = 0.05  # share of `settled` that the first round must reach: what it misses, later rounds inherit
+
+Weights = Array | tuple[()]  # of the rows kept; () where none are
 
 
 class LinearisedState(NamedTuple):
@@ -22,8 +37,8 @@ class LinearisedState(NamedTuple):
 
     particles: Particles
     past: Surrogate  # of the rows that are gone
-    kept: Data  # [window, ...]: rows that stay; without a window ()
-    weight: Any  # [window]: how many rows each of them stands for; without a window ()
+    kept: Data  # [memory_rows, ...]: rows that stay; () where none do
+    weight: Weights  # [memory_rows]: how many rows each of them stands for
     round: Array
     rows: Array
 
@@ -36,14 +51,37 @@ class Pool(NamedTuple):
     after: Array  # and in this round's
 
 
+@dataclass(frozen=True)
+class SLOPVI(TargetSampler):
+    """Settings of `sl_opvi`."""
+
+    layout: Layout | None  # of the rows kept
+    memory_rows: int
+    half_life: float | None
+    pace: Pace
+
+    def init(self, key: Key, particles: Start = None) -> LinearisedState:
+        """Return the state before any row."""
+        x = self.drawn(key, particles, at_least=2)
+        zero = jnp.zeros((), jnp.int32)
+        if self.layout is None:
+            return LinearisedState(x, nothing(x, LARGEST_DEGREE), (), (), zero, zero)
+        kept = blank_rows(self.layout, self.memory_rows, x.dtype)
+        return LinearisedState(x, nothing(x, 2), kept, jnp.zeros(self.memory_rows, x.dtype), zero, zero)
+
+    def step(self, key: Key, state: LinearisedState, batch: Batch) -> tuple[LinearisedState, StepInfo]:
+        """Learn from a batch."""
+        return _step(self, key, state, batch)
+
+
 def sl_opvi(
     target: Target,
     *,
     example: Data = None,
-    window: int = 500,
+    memory_rows: int = 500,
     half_life: float | None = None,
     pace: Pace | None = None,
-) -> Algorithm:
+) -> SLOPVI:
     r"""Track the running posterior of a target with few parameters, multimodal or not, in bounded memory.
 
     $$\log p_t(x) = \log p_0(x) + q_t(x) + \sum_{r \le W} w_r\, \ell_r(x)$$
@@ -59,92 +97,90 @@ def sl_opvi(
     Args:
         target: with up to some 50 parameters; gradients and Hessians come from autodiff.
         example: rows as the stream will bring them (a batch's `data`; one row is enough). Only shapes and
-            dtypes matter, and only if `window` is not 0.
-        window: W, rows kept at most. 0 keeps none: the past is then a polynomial alone, of degree up to 6 in few
+            dtypes matter, and only if `memory_rows` is not 0.
+        memory_rows: W, rows kept at most. 0 keeps none: the past is then a polynomial alone, of degree up to 6 in few
             dimensions, which follows two modes as well.
         half_life: rows after which a row counts half; None never forgets.
         pace: how far the flow goes in a round.
     """
-    if window < 0:
-        raise ValueError(f"`window` is {window}, but must be a number of rows of at least 0.")
+    if memory_rows < 0:
+        raise ValueError(f"`memory_rows` is {memory_rows}, but must be a number of rows of at least 0.")
     if half_life is not None and not half_life > 0:
         raise ValueError(f"`half_life` is {half_life}, but must be a number of rows above 0, or None to never forget.")
-    if window and example is None:
+    if memory_rows and example is None:
         raise ValueError(
-            f"`example` is missing, but a window of {window} rows needs their shapes. Give a batch's data, e.g. "
-            "`example=(X[:1], y[:1])`, or keep no rows: `window=0`."
+            f"`example` is missing, but to keep {memory_rows} rows their shapes must be known. Give a batch's data, "
+            "e.g. `example=(X[:1], y[:1])`, or keep no rows: `memory_rows=0`."
         )
-    pace = Pace() if pace is None else pace
+    layout = layout_of(example) if memory_rows else None
+    return SLOPVI(target, layout, memory_rows, half_life, Pace() if pace is None else pace)
 
-    def init(key: Key, particles: Any) -> LinearisedState:
-        x = as_particles(target, key, particles, at_least=2)
-        zero = jnp.zeros((), jnp.int32)
-        kept: Data = ()
-        weight: Any = ()
-        if window:
-            weight = jnp.zeros(window, x.dtype)
-            row = jax.tree.map(lambda a: a[:1], cast(Batch(example, jnp.ones(1)), x.dtype).data)
-            kept = jax.tree.map(lambda a: jnp.repeat(a, window, 0), row)
-        past = nothing(x, 2 if window else LARGEST_DEGREE)
-        return LinearisedState(x, past, kept, weight, zero, zero)
 
-    def likelihood(x: Array, data: Data) -> Array:
-        return target.log_likelihood(target.unravel(x), data)
+@compiled
+@exactly
+def _step(sampler: SLOPVI, key: Key, state: LinearisedState, batch: Batch) -> tuple[LinearisedState, StepInfo]:
+    x, past, target, pace = state.particles, state.past, sampler.target, sampler.pace
+    batch = cast(batch, x.dtype)
+    check_batch(target, x[0], batch)
+    clock = tick(state, batch)
+    densities = row_densities(jax.vmap(lambda v: _likelihood(target, v, batch.data))(x))
+    log_predictive = mean_over(batch, densities)
+    gamma = jnp.ones((), x.dtype)
+    if sampler.half_life is not None:
+        gamma = jnp.exp2(-batch.weight.sum() / sampler.half_life)
+    if sampler.memory_rows:
+        check_example(state.kept, batch.data)
+    pool = merged(batch, state.kept, state.weight, gamma)
+    # The first round spreads the particles evenly over the prior, held together by where they started (a prior
+    # may be flat), and lets go of that as it turns to the data.
+    first = (state.round == 0).astype(x.dtype)
+    centre, variance = x.mean(0), jnp.var(x, 0)
+    variance = jnp.where(variance > 0, variance, 1) * WIDER_START**2  # all biases may start at 0
 
-    def absorb(key: Key, x: Particles, W: Whitening, past: Surrogate, pool: Pool) -> tuple[Surrogate, Data, Any]:
-        """The surrogate with the lightest rows added, and the rows that stay with their new weights."""
-        kept, gone = (jax.tree.map(lambda a, part=part: a[part], pool) for part in (slice(window), slice(window, None)))
-        stay = (kept.data, kept.after) if window else ((), ())
-        if not isinstance(past, Polynomial):
-            return past.plus(lambda v: likelihood(v, gone.data) @ gone.after, x, some(x)), *stay
-        new = frame(x)
-        if not window:  # nothing else carries the past: let the polynomial hold beyond the outermost particles too
-            x = jnp.concatenate([x, x + jax.random.normal(key, x.shape, x.dtype) @ W.back])
-        past, least_squares = past.within(new), fit(new.into(x), past.degree)
-        values = centred(jax.vmap(lambda v: likelihood(v, gone.data))(x) @ gone.after[:, None])[:, 0]
-        if window:
-            basis = centred(jax.vmap(lambda v: likelihood(v, kept.data))(x))
-            weight = reweighted(least_squares.residual(basis), kept.after, least_squares.residual(values))
-            values = values - basis @ (weight - kept.after)
-            stay = (kept.data, weight)
-        past = past._replace(coefficients=past.coefficients + least_squares.coefficients(values))
-        return past.trimmed(x), *stay
+    def log_density(v: Array, beta: Scalar) -> Array:
+        rows = _likelihood(target, v, pool.data) @ (pool.before + beta * (pool.after - pool.before))
+        start = first * (1 - beta) * ((v - centre) ** 2 / variance).sum() / 2
+        return target.log_prior(target.unravel(v)) - start + rows + (1 + beta * (gamma - 1)) * past.value(v)
 
-    @compiled
-    def step_(key: Key, state: LinearisedState, batch: Batch) -> tuple[LinearisedState, StepInfo]:
-        x, past = state.particles, state.past
-        batch = cast(batch, x.dtype)
-        check_batch(target, x[0], batch)
-        clock = tick(state, batch)
-        log_predictive = log_predictive_of(jax.vmap(lambda v: likelihood(v, batch.data))(x), batch)
-        gamma = jnp.ones((), x.dtype) if half_life is None else jnp.exp2(-batch.weight.sum() / half_life)
-        if window:
-            check_example(state.kept, batch.data)
-        pool = merged(batch, state.kept, state.weight, gamma)
-        # The first round spreads the particles evenly over the prior, held together by where they started (a prior
-        # may be flat), and lets go of that as it turns to the data.
-        first = (state.round == 0).astype(x.dtype)
-        centre, variance = x.mean(0), jnp.var(x, 0)
-        variance = jnp.where(variance > 0, variance, 1) * WIDER_START**2  # all biases may start at 0
+    settled = pace.settled * jnp.where(state.round == 0, AT_THE_START, 1).astype(x.dtype)
+    warm_up = jnp.where(state.round == 0, min(WARM_UP, pace.looks // 2), 0)
+    key = jax.random.fold_in(key, clock.round)
+    x, W, size = follow(key, log_density, x, pace, settled, warm_up)
+    past, kept, weight = _absorb(sampler, jax.random.fold_in(key, pace.looks), x, W, past.scaled(gamma), pool)
+    new = LinearisedState(x, past, kept, weight, clock.round, clock.rows)
+    finite = ~jnp.isnan(log_predictive)
+    for leaf in jax.tree.leaves((x, past, weight)):
+        finite &= jnp.isfinite((leaf**2).sum())
+    new = jax.tree.map(lambda a, b: jnp.where(finite, a, b), new, state)
+    info = StepInfo(clock.rows, log_predictive, size, finite, Predicted(densities))
+    return new._replace(round=clock.round, rows=clock.rows), info
 
-        def log_density(v: Array, beta: Scalar) -> Array:
-            rows = likelihood(v, pool.data) @ (pool.before + beta * (pool.after - pool.before))
-            start = first * (1 - beta) * ((v - centre) ** 2 / variance).sum() / 2
-            return target.log_prior(target.unravel(v)) - start + rows + (1 + beta * (gamma - 1)) * past.value(v)
 
-        settled = pace.settled * jnp.where(state.round == 0, AT_THE_START, 1).astype(x.dtype)
-        warm_up = jnp.where(state.round == 0, min(WARM_UP, pace.looks // 2), 0)
-        key = jax.random.fold_in(key, clock.round)
-        x, W, size = follow(key, log_density, x, pace, settled, warm_up)
-        past, kept, weight = absorb(jax.random.fold_in(key, pace.looks), x, W, past.scaled(gamma), pool)
-        new = LinearisedState(x, past, kept, weight, clock.round, clock.rows)
-        finite = ~jnp.isnan(log_predictive)
-        for leaf in jax.tree.leaves((x, past, weight)):
-            finite &= jnp.isfinite((leaf**2).sum())
-        new = jax.tree.map(lambda a, b: jnp.where(finite, a, b), new, state)
-        return new._replace(round=clock.round, rows=clock.rows), StepInfo(clock.rows, log_predictive, size, finite)
+def _likelihood(target: Target, x: Array, data: Data) -> Array:
+    return target.log_likelihood(target.unravel(x), data)
 
-    return Algorithm(init, step_)
+
+def _absorb(
+    sampler: SLOPVI, key: Key, x: Particles, W: Whitening, past: Surrogate, pool: Pool
+) -> tuple[Surrogate, Data, Weights]:
+    """Return the surrogate with the lightest rows added, and the rows that stay with their new weights."""
+    target, most = sampler.target, sampler.memory_rows
+    kept, gone = (jax.tree.map(lambda a, part=part: a[part], pool) for part in (slice(most), slice(most, None)))
+    stay = (kept.data, kept.after) if most else ((), ())
+    if not isinstance(past, Polynomial):
+        return past.plus(lambda v: _likelihood(target, v, gone.data) @ gone.after, x, some(x)), *stay
+    new = frame(x)
+    if not most:  # nothing else carries the past: let the polynomial hold beyond the outermost particles too
+        x = jnp.concatenate([x, x + jax.random.normal(key, x.shape, x.dtype) @ W.back])
+    past, least_squares = past.within(new), fit(new.into(x), past.degree)
+    values = centred(jax.vmap(lambda v: _likelihood(target, v, gone.data))(x) @ gone.after[:, None])[:, 0]
+    if most:
+        basis = centred(jax.vmap(lambda v: _likelihood(target, v, kept.data))(x))
+        weight = reweighted(least_squares.residual(basis), kept.after, least_squares.residual(values))
+        values = values - basis @ (weight - kept.after)
+        stay = (kept.data, weight)
+    past = past._replace(coefficients=past.coefficients + least_squares.coefficients(values))
+    return past.trimmed(x), *stay
 
 
 def reweighted(basis: Array, weight: Array, values: Array) -> Array:
@@ -155,19 +191,18 @@ def reweighted(basis: Array, weight: Array, values: Array) -> Array:
     return jnp.maximum(weight * (1 + basis.T @ multipliers), 0)
 
 
-def merged(batch: Batch, kept: Data, weight: Any, gamma: Array) -> Pool:
-    """One pool of rows, the heaviest first; of equally heavy ones, those kept before those new."""
+def merged(batch: Batch, kept: Data, weight: Weights, gamma: Array) -> Pool:
+    """Return one pool of rows, the heaviest first; of equally heavy ones, those kept before those new."""
     data, before, after = batch.data, jnp.zeros_like(batch.weight), batch.weight
-    if len(weight):
+    if not isinstance(weight, tuple):
         data = jax.tree.map(lambda a, b: jnp.concatenate([a, b]), kept, data)
         before = jnp.concatenate([weight, before])
         after = jnp.concatenate([gamma * weight, after])
     order = jnp.argsort(-after, stable=True)
     before, after = before[order], after[order]
 
-    def sort(a: Array) -> Array:
-        a = a[order]
-        # Places that hold nothing repeat a real row: no log or division then meets an invented value.
-        return jnp.where((after > 0).reshape(-1, *[1] * (a.ndim - 1)), a, a[:1])
+    def sort(a: Array, new: Array) -> Array:
+        # Places that hold nothing repeat a row of the batch: no log or division then meets an invented value.
+        return jnp.where((after > 0).reshape(-1, *[1] * (a.ndim - 1)), a[order], new[:1])
 
-    return Pool(jax.tree.map(sort, data), before, after)
+    return Pool(jax.tree.map(sort, data, batch.data), before, after)

@@ -10,6 +10,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from opvi.filters._covariance import exactly
 from opvi.flows.kernels import centred
 from opvi.types import Array, Particles
 
@@ -34,6 +35,7 @@ class Frame(NamedTuple):
         return self.centre[None] + u @ self.root.T
 
 
+@exactly
 def frame(x: Particles) -> Frame:
     """The coordinates fitted to these particles; few or coinciding ones are met by a ridge."""
     d = x.shape[1]
@@ -178,6 +180,7 @@ class Quadratic(NamedTuple):
         return Quadratic(centre, old + g, positive(self.curvature + H))
 
 
+@exactly
 def positive(A: Array) -> Array:
     """The matrix with its negative eigenvalues set to 0."""
     values, V = jnp.linalg.eigh((A + A.T) / 2)

@@ -6,18 +6,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from opvi._steps import LARGEST_COUNT
+from opvi._steps import LARGEST_COUNT, blank_rows
+from opvi._steps import Layout as Layout
+from opvi._steps import layout_of as layout_of
 from opvi.types import Array, Batch, Data, Key, Tree
 
 OWN_KEYS = 2**32 - 1  # folded into a sampler's key: a number that no round has
-
-
-class Layout(NamedTuple):
-    """What a row looks like. Hashable, so that it may be one of a sampler's settings."""
-
-    shapes: tuple[tuple[int, ...], ...]  # of the leaves, for one row
-    dtypes: tuple[str, ...]
-    structure: Tree  # jax's description of the pytree
 
 
 class Reservoir(NamedTuple):
@@ -37,13 +31,6 @@ class Reservoir(NamedTuple):
         return jnp.minimum(self.seen, self.size)
 
 
-def layout_of(example: Data) -> Layout:
-    """Return the layout of data with a leading axis of rows."""
-    leaves, structure = jax.tree.flatten(example)
-    leaves = [np.asarray(leaf) for leaf in leaves]
-    return Layout(tuple(leaf.shape[1:] for leaf in leaves), tuple(str(leaf.dtype) for leaf in leaves), structure)
-
-
 def pairs(columns: int) -> Layout:
     """Return the layout of rows `(x, y)` with so many columns and one number y."""
     return layout_of((np.zeros((1, columns), np.float32), np.zeros(1, np.float32)))
@@ -51,11 +38,7 @@ def pairs(columns: int) -> Layout:
 
 def empty(layout: Layout, size: int, dtype: jnp.dtype) -> Reservoir:
     """Return a reservoir without rows; floating-point leaves get the dtype given."""
-    kinds = [
-        dtype if jnp.issubdtype(kind, jnp.floating) else jnp.asarray(np.zeros(0, kind)).dtype for kind in layout.dtypes
-    ]
-    leaves = [jnp.zeros((size, *shape), kind) for shape, kind in zip(layout.shapes, kinds, strict=True)]
-    return Reservoir(jax.tree.unflatten(layout.structure, leaves), jnp.zeros((), jnp.int32))
+    return Reservoir(blank_rows(layout, size, dtype), jnp.zeros((), jnp.int32))
 
 
 def keys(key: Key) -> tuple[Key, Key]:

@@ -78,10 +78,12 @@ def _choose(
             f"SL-OPVI, {n} particles, {f'a window of {window} rows' if window else 'no stored rows'}: "
             f"{d} parameters are few enough to track the posterior itself; {_memory_of(half_life)}"
         )
-        return _plain(sl_opvi(target, example=example, window=window, half_life=_finite(half_life)), target, n, about)
+        return _plain(
+            sl_opvi(target, example=example, memory_rows=window, half_life=_finite(half_life)), target, n, about
+        )
     n = particles or PARTICLES["many"]
     if target.predict is not None and not replay_rows and has_gaussian_prior(target):
-        blocks, unit = blocks_for(target, n, memory, np.float32)
+        blocks, unit = blocks_for(target, n, memory, np.dtype(np.float32))
         count, size = blocks.order.shape
         if count > 1 and size < unit and target.architecture is not None:
             about = (
@@ -97,7 +99,7 @@ def _choose(
             f"{'half-life 460 rows + 23 % of those seen' if half_life is None else _memory_of(half_life)}"
         )
         sampler: Any = gauss_newton(
-            target, half_life=_fresh if half_life is None else half_life, noise=AdaptiveNoise(), memory=memory
+            target, half_life=_fresh if half_life is None else half_life, noise=AdaptiveNoise(), budget=memory
         )
         return calibrated(sampler, target, particles=n, about=about)
     sampler = first_order(target)
