@@ -107,6 +107,8 @@ def advance(
         batch = jax.tree.map(lambda leaf: leaf[i, 0] if lanes == 1 else leaf[i], batches)
         mine = jax.tree.map(lambda leaf: leaf[here], states)  # an empty place reads the last model, writes nowhere
         new, info = many(keys[here], mine, batch)
+        if hasattr(info, "predicted"):  # as large as the data
+            info = info._replace(predicted=None)  # type: ignore[attr-defined]
         return jax.tree.map(lambda leaf, value: leaf.at[here].set(value, mode="drop"), states, new), info
 
     shapes = jax.eval_shape(one, states, jnp.int32(0))[1]

@@ -112,12 +112,15 @@ class Workers:
             batches: leaves `[batches, rows, ...]`.
         """
         jobs = list(self._jobs(keys, states, model, batches))
-        first_keys, first_states, blocks = jobs[0].arguments
-        # Settings of a JAX context, such as 64 bits, do not reach other threads, where a jitted function would be
-        # compiled anew without them. So the program is fetched here; after the first time this takes jit 0.2 ms.
-        program = programs.advance.lower(self.sampler, self.lanes, first_keys, first_states, *blocks[0]).compile()
-        each = map if self.threads == 1 else self._pool.map
-        results = list(each(partial(_run, program), [job.arguments for job in jobs]))
+        work = [job.arguments for job in jobs]
+        if self.threads > 1 and len(jobs) > 1:
+            # Settings of a JAX context, such as 64 bits, do not reach other threads, where a jitted function would be
+            # compiled anew without them. So the program is fetched here, which takes jit 0.2 ms after the first time.
+            first, its_states, blocks = work[0]
+            program = programs.advance.lower(self.sampler, self.lanes, first, its_states, *blocks[0]).compile()
+            results = list(self._pool.map(partial(_run, program), work))
+        else:
+            results = [_run(partial(programs.advance, self.sampler, self.lanes), each) for each in work]
         parts, out = [], None
         for job, (new, infos) in zip(jobs, results, strict=True):
             parts.append(_first(new, job.models))
