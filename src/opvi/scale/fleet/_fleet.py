@@ -1,7 +1,6 @@
 """A fleet: one model for each id, all of them advanced together."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple, Self
 
@@ -9,17 +8,14 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from opvi._steps import PARTICLES
 from opvi.predictive import Predictive
-from opvi.predictive import predict as predict_with
 from opvi.running._rows import OnBad, as_rows, joined, row_count, taken, without_bad_rows
 from opvi.scale.fleet import _files as files
 from opvi.scale.fleet import _programs as programs
 from opvi.scale.fleet._rows import as_arrays, by_row, checked_id, checked_ids, filled_up, hashed, is_id
 from opvi.scale.fleet._table import Id, Table
 from opvi.scale.fleet._workers import Workers
-from opvi.targets import Target
-from opvi.types import Algorithm, Batch, Data, Info, Key, Sampler, Seed, Start, State, Tree, as_key
+from opvi.types import Batch, Data, Info, Key, Sampler, Seed, Start, State, Tree, as_key
 
 MEMORY = 1 << 30  # bytes of models in memory, unless the caller says how many
 ROWS = 1 << 18  # learnt at once; a longer call is cut
@@ -50,7 +46,6 @@ class Fleet:
         batch_size: rows of a model that make a round; 1 learns every row at once.
         particles: what `sampler.init` takes, for every model: how many to draw (the sampler's usual number if
             omitted), or the particles themselves.
-        target: what a plain sampler's particles are parameters of; only `predict` needs it, and a tracker does not.
         on_bad: "raise" refuses rows with NaN, infinity, a number beyond 1e18 or another shape, before anything is
             learnt; "skip" leaves them out and counts them in `skipped`.
         hot: how many models stay in memory; by default as many as fit 1 GiB. The others lie in a file until a row of
@@ -69,7 +64,6 @@ class Fleet:
         *,
         batch_size: int = 20,
         particles: Start = None,
-        target: Target | None = None,
         on_bad: OnBad = "raise",
         hot: int | None = None,
         folder: str | Path | None = None,
@@ -92,11 +86,9 @@ class Fleet:
         self.diverged = 0  # rounds whose update was not finite: those models stayed as they were
         key = as_key(key)
         self._key = key if jnp.issubdtype(key.dtype, jax.dtypes.prng_key) else jax.random.wrap_key_data(key)
-        self._particles = PARTICLES if particles is None and isinstance(sampler, Algorithm) else particles
-        self._hot = hot
+        self._particles, self._hot = particles, hot
         self._folder = None if folder is None else Path(folder)
-        predicting: Any = sampler if target is None or hasattr(sampler, "predict") else _Predicting(sampler, target)
-        self._workers = Workers(predicting, self._key, self._particles, lanes)
+        self._workers = Workers(sampler, self._key, particles, lanes)
         self._state, self._dtype = self._workers.state, self._workers.dtype  # shapes of one state; of particles, rows
         self._table: Any = None  # a `Table`, made with the first rows, whose shapes it needs
         self._rows: Data = None  # the first rows' layout: no rows, but leaves with their shapes and dtypes
@@ -144,8 +136,6 @@ class Fleet:
             ids: the model of each row.
             x: inputs with a leading axis of rows.
         """
-        if not hasattr(self._workers.sampler, "predict"):
-            raise TypeError("a plain sampler does not know what its particles predict. Give the fleet `target=...`.")
         names = checked_ids(ids)
         x = jax.tree.map(lambda leaf: np.asarray(leaf, self._dtype), without_bad_rows(as_arrays(x), "raise")[0])
         if row_count(x) != len(names) or not names:
@@ -241,7 +231,7 @@ class Fleet:
         Args:
             path: the folder given to `save`.
             sampler: made with the settings that the saved fleet's was made with.
-            settings: `target`, `on_bad`, `hot`, `folder` and `lanes`, as for a new fleet.
+            settings: `on_bad`, `hot`, `folder` and `lanes`, as for a new fleet.
         """
         about = files.about(Path(path))
         saved = {name: about[name] for name in ("key", "batch_size", "particles")}
@@ -374,20 +364,3 @@ def _in_one(parts: list[Learnt]) -> Learnt:
     infos = [part.info for part in parts if part.info is not None]
     info = joined(infos) if infos else None
     return Learnt([name for part in parts for name in part.ids], info)
-
-
-@dataclass(frozen=True)
-class _Predicting:
-    """On its way out: a plain sampler that is not a dataclass yet, with what its particles predict."""
-
-    sampler: Sampler
-    target: Target
-
-    def init(self, key: Key, *particles: Start) -> State:
-        return self.sampler.init(key, *particles)
-
-    def step(self, key: Key, state: State, batch: Batch) -> tuple[State, Info]:
-        return self.sampler.step(key, state, batch)
-
-    def predict(self, state: State, x: Tree) -> Predictive:
-        return predict_with(self.target, state.particles, x)
