@@ -1,6 +1,6 @@
 """`opvi learn` beside the bare compiled loop, what checkpoints cost, and a long run's memory and speed.
 
-`python -m benchmarks.learning speed --rows 1000000`
+`python -m benchmarks.learning speed --task regression`
 `python -m benchmarks.learning soak --rows 5000000`
 """
 
@@ -18,16 +18,19 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+import opvi
 from benchmarks.machine import machine
 from opvi.app.cli._common import one_blas_thread
 from opvi.app.learn import Learner, RunDirectory, Settings
 from opvi.app.learn._learner import BATCH, Stop
-from opvi.app.learn._models import model
 from opvi.app.learn._starting import Asked, ready
-from opvi.running._engine import advance
-from opvi.types import Batch
+from opvi.app.tables import Schema, open_source
+from opvi.running import Engine
+from opvi.types import Sampler
 
 COLUMNS = 10
+TURNS = 3  # of the command and the bare loop
+WARM = 256 * BATCH  # rows
 READ_EVERY = 0.5  # seconds between two readings of the memory
 
 
@@ -65,73 +68,76 @@ def learnt(table: Path, folder: Path, settings: Settings, save_every: float, sho
 
 
 class Clock:
-    """Seconds from the first chunk's end (what was compiled is compiled then) to the last."""
+    """Processor seconds from the first chunk's end (what was compiled is compiled then) to the last."""
 
     def __init__(self) -> None:
         self.marks: list[tuple[float, int]] = []
 
     def __call__(self, learner: Learner, share: float | None) -> None:
-        self.marks.append((time.perf_counter(), learner.rows))
+        self.marks.append((time.process_time(), learner.rows))
 
     def each(self) -> float:
-        """Microseconds a row."""
+        """Microseconds per row."""
         (first, before), (last, rows) = self.marks[0], self.marks[-1]
         return (last - first) / (rows - before) * 1e6
 
 
-def bare(learner: Learner, x: np.ndarray, y: np.ndarray) -> float:
-    """Microseconds a row of the compiled loop over arrays in memory; nothing is scored, nothing saved."""
-    tracker, room = model(learner.schema, learner.settings), learner._room
-    key, state = jax.random.key(0), None
-    state = tracker.init(key)
-    rows = room * BATCH
-    start, counted = 0.0, 0
-    for at in range(0, len(y) - rows + 1, rows):
-        data = (x[at : at + rows].reshape(room, BATCH, -1), y[at : at + rows].reshape(room, BATCH))
-        batch = Batch(data, np.ones((room, BATCH), np.float32))  # type: ignore[arg-type]
-        state, _ = advance(tracker, None, (), key, state, batch, jnp.int32(room))
-        jax.block_until_ready(state)
-        if not at:
-            start = time.perf_counter()
-        else:
-            counted += rows
-    return (time.perf_counter() - start) / counted * 1e6
+def encoded(table: Path, schema: Schema) -> tuple[np.ndarray, np.ndarray]:
+    """The table's rows as arrays in memory."""
+    with open_source(table) as source:
+        parts = [schema.encode(block) for block in source.blocks()]
+    return np.concatenate([part.x for part in parts]), np.concatenate([part.y for part in parts])
+
+
+def bare(sampler: Sampler, x: np.ndarray, y: np.ndarray) -> float:
+    """Microseconds of processor time per row of `opvi.run` over arrays in memory; nothing is scored, nothing saved."""
+    first, rest = (
+        opvi.stream((x[:WARM], y[:WARM]), batch_size=BATCH),
+        opvi.stream((x[WARM:], y[WARM:]), batch_size=BATCH),
+    )
+    state, _ = opvi.run(sampler, first, key=0)  # compiled, and no longer warming up
+    start = time.process_time()
+    state, _ = opvi.run(sampler, rest, key=0, state=state)
+    jax.block_until_ready(state)
+    return (time.process_time() - start) / (len(y) - WARM) * 1e6
 
 
 def speed(rows: int, task: str, hidden: tuple[int, ...] | None, work: Path) -> dict[str, Any]:
-    """The command at its default interval, with checkpoints as good as never, and the bare loop."""
+    """The command beside the bare loop of the same sampler over the same rows, in turns."""
     table, settings = work / "table.csv", Settings(hidden=hidden)
     with table.open("w") as file:
         write_table(file, rows, task)
-    # Once for nothing: the table is in the system's cache, and everything is compiled.
-    found: dict[str, Any] = {"rows": rows, "task": task, "hidden": hidden}
-    for name, every in (("never saved", 1e9), ("default", 30.0)):
+    each: dict[str, list[float]] = {"learn": [], "bare": []}
+    for turn in range(TURNS):
         clock = Clock()
-        learner = learnt(table, work / name.replace(" ", "-"), settings, every, clock)
-        found[f"learn, {name}, us a row"] = clock.each()
-        found[f"checkpoints, {name}"] = learner.saves
-        found[f"seconds a checkpoint, {name}"] = learner.pace.took
-    x, y = draw(np.random.default_rng(0), min(rows, 50_000), task)
-    repeat = max(1, rows // 50_000 // 4)
-    found["bare loop, us a row"] = bare(learner, np.tile(x, (repeat, 1)), np.tile(y, repeat))
-    found["learn / bare"] = found["learn, default, us a row"] / found["bare loop, us a row"]
-    found["share of time saving"] = learner.pace.took / 30.0
-    return found
+        learner = learnt(table, work / f"run-{turn}", settings, 30.0, clock)
+        each["learn"].append(clock.each())
+        each["bare"].append(bare(learner.engine.sampler, *encoded(table, learner.schema)))
+    return {
+        "rows": rows,
+        "task": task,
+        "hidden": hidden,
+        "learn, us of processor time per row": each["learn"],
+        "bare loop, us of processor time per row": each["bare"],
+        "learn / bare": float(np.median(each["learn"]) / np.median(each["bare"])),
+        "checkpoints": learner.saves,
+        "seconds per checkpoint": learner.pace.took,
+    }
 
 
 def late_over_early(learner: Learner, early: Any, repeats: int = 15) -> float:
     """A chunk's time from the last state over its time from an early one, in turns: neighbours disturb both alike."""
-    tracker, room = model(learner.schema, learner.settings), learner._room
-    x, y = draw(np.random.default_rng(1), room * BATCH, "classification" if learner.schema.classes else "regression")
-    batch = Batch((x.reshape(room, BATCH, -1), y.reshape(room, BATCH)), np.ones((room, BATCH), np.float32))  # type: ignore[arg-type]
+    rows = draw(np.random.default_rng(1), WARM, "classification" if learner.schema.classes else "regression")
+    last = learner.engine.state
 
     def seconds(state: Any) -> float:
+        engine = Engine(learner.engine.sampler, 0, batch=BATCH, state=state)
         start = time.perf_counter()
-        jax.block_until_ready(advance(tracker, None, (), jax.random.key(0), state, batch, jnp.int32(room)))
+        engine.feed(rows)
         return time.perf_counter() - start
 
     seconds(early)  # compiled
-    return float(np.median([seconds(learner.state) / seconds(early) for _ in range(repeats)]))
+    return float(np.median([seconds(last) / seconds(early) for _ in range(repeats)]))
 
 
 def resident() -> float:
@@ -153,7 +159,7 @@ def soak(rows: int, task: str, hidden: tuple[int, ...] | None, work: Path) -> di
     def show(learner: Learner, share: float | None) -> None:
         now = time.perf_counter()
         if not early and learner.rows > 0.1 * rows:
-            early.append(jax.tree.map(jnp.copy, learner.state))
+            early.append(jax.tree.map(jnp.copy, learner.engine.state))
         if not readings or now - readings[-1][0] > READ_EVERY:
             readings.append((now, learner.rows, resident(), time.process_time()))
             if len(readings) % 30 == 0:
@@ -177,15 +183,15 @@ def soak(rows: int, task: str, hidden: tuple[int, ...] | None, work: Path) -> di
         "rows/s, fifths after a tenth": rates,
         "slowdown": 1 - rates[-1] / rates[0],
         "a chunk from the last state over one from a tenth": late_over_early(learner, early[0]),
-        "rows a second of processor time": cpu,
-        "finite": bool(np.isfinite(np.asarray(learner.state.particles)).all()),
+        "rows per second of processor time": cpu,
+        "finite": bool(np.isfinite(np.asarray(learner.engine.state.particles)).all()),
     }
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.learning", description=__doc__)
     parser.add_argument("what", choices=("speed", "soak", "feed"), help="feed: write rows into a pipe")
-    parser.add_argument("--rows", type=int, default=1_000_000)
+    parser.add_argument("--rows", type=int, default=150_000)
     parser.add_argument("--task", choices=("regression", "classification"), default="classification")
     parser.add_argument("--linear", action="store_true", help="no hidden layer")
     parser.add_argument("--out", type=Path, default=Path("bench-output"), help="folder for the results, or the pipe")

@@ -14,7 +14,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from benchmarks.machine import machine
-from opvi.app.tables import open_source, settle
+from opvi.app.tables import infer_schema, open_source
 
 COLUMNS = 10
 TARGET = 3.0  # microseconds a row, numbers in CSV
@@ -58,7 +58,7 @@ def measure(path: Path, clock: Callable[[], float]) -> dict[str, Any]:
             if block is None:
                 break
             start = clock()
-            schema = schema or settle([block], "y")
+            schema = schema or infer_schema([block], "y")
             rows += len(schema.encode(block).row)
             encoding += clock() - start
     found = {"reading_us": reading, "encoding_us": encoding, "together_us": reading + encoding}

@@ -17,7 +17,7 @@ from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import seed as reproduce
 from hypothesis import strategies as st
 
-from opvi.app.tables import Block, Schema, TableError, open_source, settle
+from opvi.app.tables import Block, Schema, TableError, infer_schema, open_source
 from opvi.types import LARGEST_VALUE
 
 KINDS = ("csv", "jsonl", "parquet", "any")
@@ -209,7 +209,7 @@ def read(path: Path) -> tuple[int, int, str]:
     except TableError as why:
         error = str(why)
     try:
-        schema = settle(blocks, "y")
+        schema = infer_schema(blocks, "y")
     except TableError as why:
         return 0, sum(block.rows for block in blocks), error or str(why)
     counts = [check(schema, block) for block in blocks]

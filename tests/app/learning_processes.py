@@ -9,8 +9,7 @@ from contextlib import nullcontext
 import jax
 
 from opvi.app import cli
-from opvi.app.learn import _learner as learner
-from opvi.app.learn import _together as together
+from opvi.app.learn import _distributed as together
 from opvi.scale import distributed
 
 CHUNK, CUT = 4, 8  # rounds
@@ -19,14 +18,14 @@ accident = None  # a signal that process 1 sends itself
 whole = together.SharedLearner.learn_batches
 
 
-def learn_batches(self, data, weight, rounds):
-    whole(self, data, weight, rounds)
-    if accident and jax.process_index() == 1 and int(self.state.round) >= CUT:
+def learn_batches(self, batches):
+    whole(self, batches)
+    if accident and jax.process_index() == 1 and int(self.engine.state.round) >= CUT:
         os.kill(os.getpid(), accident)
 
 
 if __name__ == "__main__":
-    learner.ROUNDS = CHUNK
+    together.ROUNDS = CHUNK
     together.SharedLearner.learn_batches = learn_batches
     mode, *rest = sys.argv[1:]
     if mode == "killed":

@@ -10,6 +10,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from typing import NamedTuple
 
 import jax
 import numpy as np
@@ -22,21 +23,21 @@ from opvi.app.learn import RunDirectory, RunError, Settings, Stopped
 from opvi.app.learn import _learner as learner
 from opvi.app.learn import _scores as scores
 from opvi.app.learn._learner import Stop
-from opvi.app.learn._predicting import learnt
-from opvi.app.learn._sample import ROWS, keep
-from opvi.app.learn._sample import start as no_sample
+from opvi.app.learn._predict import learnt
 from opvi.app.learn._starting import Asked, ready
+from opvi.running import Fed
 from opvi.running import _checkpoint as checkpoint
 from opvi.running import _saving as saving
+from opvi.types import Predicted
 
 SMALL = Settings(hidden=(), particles=4, warm_up=100)
-ROUNDS = 4  # batches a chunk, so that a small table has many
+ROWS = 80  # at once, so that a small table has many
 OPTIONS = ["--target", "y", "--hidden", "none", "--particles", "4"]
 
 
 @pytest.fixture(autouse=True)
 def _short_chunks(monkeypatch):
-    monkeypatch.setattr(learner, "ROUNDS", ROUNDS)
+    monkeypatch.setattr(learner, "ROWS", ROWS)
 
 
 @pytest.fixture(scope="module")
@@ -77,7 +78,7 @@ def whole(table, tmp_path_factory):
     """A run that nobody touched."""
     folder = tmp_path_factory.mktemp("whole") / "run"
     patch = pytest.MonkeyPatch()
-    patch.setattr(learner, "ROUNDS", ROUNDS)
+    patch.setattr(learner, "ROWS", ROWS)
     learn(table, folder)
     patch.undo()
     return folder
@@ -103,6 +104,7 @@ def test_a_run_stopped_again_and_again_ends_with_the_same_bits(table, whole, tmp
     assert again.rows == 1499
 
 
+@pytest.mark.slow
 def test_kills_lose_nothing(tmp_path):
     """SIGKILL at random moments; `python -m benchmarks.kills` is the long form."""
     kills.write_table(tmp_path / "table.csv", 40_000)
@@ -139,7 +141,7 @@ def test_without_a_good_checkpoint_it_begins_again(table, whole, tmp_path):
 @pytest.mark.parametrize("where", ["checkpoint", "rejected"])
 def test_a_full_disk_loses_nothing(where, table, whole, tmp_path, monkeypatch):
     full = OSError(errno.ENOSPC, "No space left on device")
-    write = {"checkpoint": checkpoint.os.fsync, "rejected": learner.os.write}[where]
+    write = {"checkpoint": checkpoint.os.fsync, "rejected": learner.os.pwrite}[where]
     if where == "checkpoint":
         with pytest.raises(Stopped):
             learn(table, tmp_path / "run", **stopping_after(3))
@@ -152,7 +154,7 @@ def test_a_full_disk_loses_nothing(where, table, whole, tmp_path, monkeypatch):
             raise full
         return write(*args)
 
-    name = {"checkpoint": "fsync", "rejected": "write"}[where]
+    name = {"checkpoint": "fsync", "rejected": "pwrite"}[where]
     with monkeypatch.context() as patch:
         patch.setattr(os, name, fails)
         with pytest.raises(RunError, match="No space left"):
@@ -319,7 +321,7 @@ def test_the_figures_are_those_of_predicting_each_batch_before_learning_it(table
         seen.append(learner.rows)
 
     done = learn(table, tmp_path / "run", show=show)
-    tracker, schema = done.tracker, done.schema
+    tracker, schema = done.engine.sampler, done.schema
     with kills_source(table) as source:
         parts = [schema.encode(block) for block in source.blocks()]
     x, y = np.concatenate([p.x for p in parts]), np.concatenate([p.y for p in parts])
@@ -342,7 +344,7 @@ def test_the_figures_are_those_of_predicting_each_batch_before_learning_it(table
     np.testing.assert_allclose(told.total.error, np.sqrt(np.concatenate(error).mean()), rtol=1e-4)
     np.testing.assert_allclose(told.total.covered, np.concatenate(covered).mean(), atol=2 / len(y))
     np.testing.assert_allclose(told.baseline, np.sqrt(np.concatenate(baseline).mean()), rtol=1e-4)
-    np.testing.assert_array_equal(np.asarray(state.particles), np.asarray(done.state.particles))
+    np.testing.assert_array_equal(np.asarray(state.particles), np.asarray(done.engine.state.particles))
     assert json.loads((tmp_path / "run" / "metrics.json").read_text())["rows"] == len(y) == seen[-1]
 
 
@@ -358,50 +360,64 @@ def checkpoint_batch(x, y):
     return batch((x, y), pad_to=20)
 
 
-def test_scores_do_not_depend_on_cuts_and_the_curve_stays_short(monkeypatch):
+class Told(NamedTuple):
+    """What a watched sampler says about its batches."""
+
+    rows: np.ndarray
+    finite: np.ndarray
+    changed: np.ndarray
+    predicted: Predicted
+
+
+def fed(task, count, seed=0):
+    """So many batches of 20 rows, of which some are padding or could not be predicted."""
+    rng = np.random.default_rng(seed)
+    shape = count, 20
+    weight = (rng.random(shape) < 0.9).astype(np.float32)
+    density = np.where(rng.random(shape) < 0.02, np.nan, rng.normal(size=shape))
+    rows = np.cumsum((weight > 0).sum(1))
+    if task == "regression":
+        y, predicted = rng.normal(size=shape), Predicted(density, rng.normal(size=shape), rng.random(shape))
+    else:
+        y = rng.integers(0, 3, shape)
+        predicted = Predicted(density, probabilities=rng.dirichlet(np.ones(3), shape))
+    told = Told(rows, np.arange(count) != 5, np.arange(count) % 7 == 3, predicted)
+    return Fed(told, (np.zeros((*shape, 2)), y), weight)
+
+
+@pytest.mark.parametrize("task", ["regression", "classification"])
+def test_scores_do_not_depend_on_cuts_and_the_curve_stays_short(task, monkeypatch):
     monkeypatch.setattr(scores, "STRETCHES", 8)
-    rng = np.random.default_rng(0)
-    count = 50
-    scored = scores.Scored(
-        *(rng.random((count, *shape)).astype(np.float32) for shape in [()] * 4 + [(20,), (15,), (15,)])
-    )
-    scored = scored._replace(rows=np.full(count, 20.0))
-
-    class Info:
-        def __init__(self, rows):
-            self.rows, self.changed, self.finite = 20 * (rows + 1), rows % 7 == 3, np.ones(len(rows), bool)
-
-    y, weight = rng.normal(size=(count, 20)), np.ones((count, 20))
-    results = []
+    whole, results = fed(task, 50), []
     for cuts in ([50], [1] * 50, [7, 13, 30]):
-        out, at = scores.start("regression", 0), 0
-        for size in cuts:
-            part = slice(at, at + size)
-            here = jax.tree.map(lambda a, part=part: a[part], scored)
-            out = scores.add(out, "regression", here, Info(np.arange(count)[part]), y[part], weight[part])
-            at += size
+        out = scores.start(task, 3)
+        for part in np.split(np.arange(50), np.cumsum(cuts)[:-1]):
+            out = scores.add(out, task, jax.tree.map(lambda a, part=part: a[part], whole))
         results.append(out)
     for other in results[1:]:
         jax.tree.map(np.testing.assert_array_equal, results[0], other)
-    told = scores.summary(results[0], "regression")
+    told = scores.summary(results[0], task)
     assert len(told.curve) == 7  # stretches of 8 batches
-    assert told.curve[-1].rows == 1000
-    assert sum(stretch.count for stretch in told.curve) == 1000
-    assert told.alarms == [20 * (k + 1) for k in range(3, 50, 7)]
-
-
-def test_the_sample_is_uniform_and_does_not_depend_on_cuts():
-    rows = 20_000
-    x = np.arange(rows, dtype=np.float32)[:, None]
-    at_once = keep(no_sample(1), x, seed=0)
-    parts = no_sample(1)
-    for part in np.array_split(x, 37):
-        parts = keep(parts, part, seed=0)
-    np.testing.assert_array_equal(at_once.x, parts.x)
-    kept = at_once.rows[:, 0] / rows
-    assert len(np.unique(kept)) == ROWS
-    # The mean of 256 uniform numbers has a standard error of 0.018; four of them.
-    assert abs(kept.mean() - 0.5) < 4 * np.sqrt(1 / 12 / ROWS)
+    assert told.curve[-1].rows == whole.info.rows[-1]
+    assert told.alarms == whole.info.rows[3::7].tolist()
+    assert told.refused == 1
+    # The first batch was predicted from nothing, and what is not finite was not predicted.
+    counted = (whole.weight > 0) & np.isfinite(whole.info.predicted.log_density)
+    counted[0] = False
+    assert sum(stretch.count for stretch in told.curve) == told.total.count == counted.sum()
+    assert told.total.loss == pytest.approx(-whole.info.predicted.log_density[counted].mean())
+    y, predicted = whole.data[1][counted], jax.tree.map(lambda a: a[counted], whole.info.predicted)
+    if task == "regression":
+        assert told.total.error == pytest.approx(np.sqrt(((predicted.mean - y) ** 2).mean()))
+        assert told.total.covered == pytest.approx(((predicted.level >= 0.05) & (predicted.level <= 0.95)).mean())
+        np.testing.assert_array_equal(told.calibration.counts, np.histogram(predicted.level, 20, (0, 1))[0])
+    else:
+        right, sure = predicted.probabilities.argmax(1) == y, predicted.probabilities.max(1)
+        assert told.total.error == pytest.approx(1 - right.mean())
+        inside = (sure >= 0.6) & (sure < 2 / 3)  # the tenth of 15 bins
+        assert told.calibration.counts[9] == inside.sum() > 0
+        assert told.calibration.confidence[9] == pytest.approx(sure[inside].mean())
+        assert told.calibration.accuracy[9] == pytest.approx(right[inside].mean())
 
 
 # --- predictions and the command line -----------------------------------------------------------

@@ -28,6 +28,7 @@ from opvi.app.report import (
 )
 from opvi.app.report import _charts as charts
 from opvi.app.report._contents import calibration_error, interval_coverage, noise_limits, so_far
+from opvi.app.report._effects import spread_out
 from opvi.app.report._page import LIVE_POLICY, POLICY, TEMPLATES
 from opvi.app.report._particles import plane
 from opvi.app.report._server import serve
@@ -563,7 +564,7 @@ def classes():
 
 
 def test_effects_of_a_linear_model_are_its_slopes(linear):
-    found = {effect.feature: effect for effect in effects(*linear, FEATURES, ORIGIN, hidden=())}
+    found = {effect.feature: effect for effect in effects(*linear, FEATURES, ORIGIN)}
     assert list(found) == [
         "size",
         "colour",
@@ -592,13 +593,15 @@ def test_effects_of_a_linear_model_are_its_slopes(linear):
 
 
 def test_effects_are_those_of_the_predictive_mean(linear):
-    tracker, state, x = linear
-    quick = effects(tracker, state, x[:200], FEATURES, ORIGIN, hidden=())
-    slow = effects(tracker, state, x[:200], FEATURES, ORIGIN)
-    assert [effect.feature for effect in quick] == [effect.feature for effect in slow]
-    for one, other in zip(quick, slow, strict=True):
-        np.testing.assert_allclose(one.mean, other.mean, atol=1e-3)
-        assert (np.array(one.high) > one.low).all()
+    sampler, state, x = linear
+    for effect in effects(sampler, state, x[:200], FEATURES, ORIGIN):
+        assert (np.array(effect.high) > effect.low).all()
+    size = effects(sampler, state, x[:200], FEATURES, ORIGIN)[0]
+    rows = spread_out(x[:200], 64)
+    for value, mean in zip(size.values, size.mean[0], strict=True):
+        there = rows.copy()
+        there[:, :2] = value, 0
+        assert mean == pytest.approx(float(sampler.predict(state, there).mean().mean()), abs=1e-3)
 
 
 def test_effects_of_classes_are_probabilities(classes):
@@ -618,21 +621,21 @@ def test_effects_ask_for_columns_that_fit(linear):
     tracker, state, x = linear
     assert effects(tracker, state, x[:0], FEATURES, ORIGIN) == []
     assert effects(tracker, state, x[:1], FEATURES, ORIGIN) == []  # nothing varies
-    with pytest.raises(ValueError, match="`x` has shape .*but all must tell of the same columns"):
+    with pytest.raises(ValueError, match="`x` has shape .*but all must be about the same columns"):
         effects(tracker, state, x, FEATURES[:-1], ORIGIN)
 
 
 def test_effects_of_two_known_particles_among_many_columns():
     # Two particles of weights 1/4 and 3/4 that say 2·x and 4·x of the 58th of 60 columns: the mean is 3.5·x, and
     # 90 % of their weight reaches from one to the other. Of 60 columns 48 are kept, this one among them.
-    def predict(state, x):
-        mean = jnp.stack([2 * x[:, 57], 4 * x[:, 57]])
-        return opvi.Predictive(Normal(mean, jnp.ones_like(mean)), jnp.log(jnp.array([0.25, 0.75])))
+    class TwoLines:
+        def predict(self, state, x):
+            mean = jnp.stack([2 * x[:, 57], 4 * x[:, 57]])
+            return opvi.Predictive(Normal(mean, jnp.ones_like(mean)), jnp.log(jnp.array([0.25, 0.75])))
 
-    tracker = opvi.Tracker(lambda key: None, lambda key, state, batch: (state, None), predict, "two lines")
     x = np.random.default_rng(0).normal(size=(300, 60)).astype(np.float32)
     names = [f"c{i}" for i in range(60)]
-    found = effects(tracker, None, x, names, names)
+    found = effects(TwoLines(), None, x, names, names)
     assert len(found) == 48
     first, *rest = found
     assert first.feature == "c57"
@@ -663,7 +666,7 @@ def test_effects_of_other_columns():
 
 def test_weights_of_a_linear_model(linear):
     tracker, state, x = linear
-    made = projection(tracker, state, x, (), FEATURES)
+    made = projection(tracker, state, x, FEATURES)
     by_name = {one.name: one for one in made.coefficients}
     # Per standard deviation of the column, in units of y.
     assert by_name["size"].mean == pytest.approx(3 * x[:, 0].std(), rel=0.05)
@@ -676,20 +679,20 @@ def test_weights_of_a_linear_model(linear):
 
 def test_weights_of_linear_classes(classes):
     tracker, state, x = classes
-    made = projection(tracker, state, x, (), FEATURES, ["low", "middle", "high"])
+    made = projection(tracker, state, x, FEATURES, ["low", "middle", "high"])
     by_name = {one.name: one for one in made.coefficients}
     assert by_name["size → high"].mean > 0 > by_name["size → low"].mean
     assert len(made.coefficients) == 3 * len(FEATURES)
     assert made.groups == ["linear filter"]
     with pytest.raises(ValueError, match="at least one row"):
-        projection(tracker, state, x[:0], ())
+        projection(tracker, state, x[:0])
 
 
 def test_particles_of_networks_by_what_they_predict():
     x, _ = rows(60)
     tracker = opvi.regressor(len(FEATURES), hidden=(3,), particles=5)
     state = tracker.init(jax.random.key(0))
-    made = projection(tracker, state, x, (3,), FEATURES)
+    made = projection(tracker, state, x, FEATURES)
     assert made.groups == ["tanh network", "tanh network", "ReLU network", "ReLU network", "sine network"]
     assert np.isfinite(made.points).all()
     assert made.coefficients == []

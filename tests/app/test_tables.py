@@ -21,7 +21,7 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from opvi.app.tables import Block, Encoded, Schema, TableError, open_source, settle
+from opvi.app.tables import Block, Encoded, Schema, TableError, infer_schema, open_source
 from opvi.app.tables import _block as block
 from opvi.app.tables import _lines as lines
 from opvi.app.tables import _values as values
@@ -70,7 +70,7 @@ def blocks_of(path: Path | str, **options) -> list[Block]:
 def learnt(path: Path | str, target: str = "y", **options) -> tuple[Schema, Encoded]:
     """The schema of a small source, and all of its rows."""
     blocks = blocks_of(path)
-    schema = settle(blocks, target, **options)
+    schema = infer_schema(blocks, target, **options)
     return schema, joined([schema.encode(b) for b in blocks])
 
 
@@ -227,7 +227,7 @@ def pieces(data: bytes, cuts: list[int]) -> list[bytes]:
 
 def settled(blocks: list[Block], rows: int) -> Schema | str:
     try:
-        return settle(blocks, "y", rows=rows)
+        return infer_schema(blocks, "y", rows=rows)
     except TableError as error:
         return str(error)
 
@@ -700,7 +700,7 @@ def test_texts_that_look_like_numbers_or_dates_are_told(tmp_path: Path) -> None:
     path = tmp_path / "a.csv"
     rows = [f'{i % 7},{i}%,€{i}.50,"{i},{i}",{1 + i % 28}/{1 + i % 12}/2024,{"ab"[i % 2]}{i % 40}' for i in range(80)]
     path.write_text("y,share,price,comma,day,code\n" + "\n".join(rows) + "\n")
-    notes = settle(open_source(path).blocks(), "y").notes
+    notes = infer_schema(open_source(path).blocks(), "y").notes
     names = ("share", "price", "day", "code")
     told = {name: next((note for note in notes if repr(name) in note), "") for name in names}
     assert "look like numbers" in told["share"]
@@ -708,12 +708,12 @@ def test_texts_that_look_like_numbers_or_dates_are_told(tmp_path: Path) -> None:
     assert "look like dates" in told["day"]
     assert "look like" not in told["code"]
     with pytest.raises(TableError, match=r"look like numbers\. Write them like 1234\.5; or, .* task classification"):
-        settle(open_source(path).blocks(), "comma")
+        infer_schema(open_source(path).blocks(), "comma")
 
 
 def test_given_classes_are_held_against_the_first_rows(tmp_path: Path) -> None:
     path = tmp_path / "a.csv"
     path.write_text("a,y\n" + "".join(f"{i},{'no' if i % 4 else 'yes'}\n" for i in range(0, 40, 2)))
-    some = settle(open_source(path).blocks(), "y", classes=["yes", "maybe"])
+    some = infer_schema(open_source(path).blocks(), "y", classes=["yes", "maybe"])
     assert "10 of the first rows hold none of the classes" in some.notes[0]
-    assert not settle(open_source(path).blocks(), "y", classes=["yes", "no"]).notes
+    assert not infer_schema(open_source(path).blocks(), "y", classes=["yes", "no"]).notes

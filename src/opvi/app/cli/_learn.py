@@ -94,9 +94,9 @@ def learn(options: argparse.Namespace) -> int:
     check_libraries()
     one_blas_thread()
     from opvi.app.learn import RunDirectory, Stopped
+    from opvi.app.learn._distributed import EndedError, Patient, leads, opened
     from opvi.app.learn._learner import Stop
     from opvi.app.learn._starting import alone
-    from opvi.app.learn._together import EndedError, Patient, leads, opened
 
     if options.distributed and options.watch is not None:
         raise CommandError("`--watch` shows a run of one process. Leave it out, and run `opvi report` at any time.")
@@ -176,14 +176,14 @@ def _learn(made: "Ready", stop: "Stop", folder: Path, watch: int | None, speaks:
 def _served(learner: "Learner", folder: Path, port: int) -> "Server":
     """The page of the moment, made when it is asked for."""
     from opvi.app.learn import contents
-    from opvi.app.learn._predicting import Learnt
+    from opvi.app.learn._predict import Learnt
     from opvi.app.report import page
     from opvi.app.report._server import serve
 
     about = learner.run.about()
 
     def made() -> str:
-        known = Learnt(about, learner.schema, learner.settings, learner.tracker, learner.tree(), [])
+        known = Learnt(about, learner.schema, learner.settings, learner.engine.sampler, learner.tree(), [])
         return page(contents(known, folder.name, ""), live=True)
 
     try:

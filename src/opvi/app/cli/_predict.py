@@ -34,7 +34,7 @@ def predict(options: argparse.Namespace) -> int:
     one_blas_thread()
     from opvi.app.learn import RunDirectory
     from opvi.app.learn import predict as predictions
-    from opvi.app.learn._predicting import learnt
+    from opvi.app.learn._predict import learnt
     from opvi.app.tables import open_source
     from opvi.app.tables._writing import Writer, format_of
 

@@ -24,7 +24,7 @@ def report(options: argparse.Namespace) -> int:
     check_libraries()
     one_blas_thread()
     from opvi.app.learn import RunDirectory, contents
-    from opvi.app.learn._predicting import learnt
+    from opvi.app.learn._predict import learnt
     from opvi.app.report import page
     from opvi.running._checkpoint import write_whole
 

@@ -3,12 +3,15 @@
 import sys
 import time
 from types import TracebackType
-from typing import Any, Self
+from typing import TYPE_CHECKING, Self
 
 from rich.console import Console, Group
 from rich.live import Live
 from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from rich.table import Table
+
+if TYPE_CHECKING:
+    from opvi.app.learn import Learner
 
 LOG_EVERY = 10.0  # seconds
 DRAWN_EVERY = 0.25
@@ -18,7 +21,7 @@ RATE_OVER = 10.0  # seconds behind the rows a second shown
 class Screen:
     """`with Screen(learner, messages) as screen: learner.learn(…, screen.show)`."""
 
-    def __init__(self, learner: Any, messages: list[str]):
+    def __init__(self, learner: "Learner", messages: list[str]):
         self.learner, self.messages = learner, messages
         self.console = Console(stderr=True, highlight=False)
         self.began = self.drawn = time.perf_counter()
@@ -44,10 +47,10 @@ class Screen:
             self.live.start()
         return self
 
-    def _picture(self) -> Any:
+    def _picture(self) -> Group:
         return Group(table(self.learner, self._rate()), self.bar)
 
-    def show(self, learner: Any, share: float | None) -> None:
+    def show(self, learner: "Learner", share: float | None) -> None:
         """Draw, if it is time to."""
         now = time.perf_counter()
         if now - self.drawn < (DRAWN_EVERY if self.live else LOG_EVERY):
@@ -72,7 +75,7 @@ class Screen:
             self.live.stop()
 
 
-def figures_of(learner: Any, rate: float | None) -> list[tuple[str, str]]:
+def figures_of(learner: "Learner", rate: float | None) -> list[tuple[str, str]]:
     """Names and values, as a person reads them."""
     told, regression = learner.summary(), learner.schema.task == "regression"
     name = "RMSE" if regression else "accuracy"
@@ -104,7 +107,7 @@ def figures_of(learner: Any, rate: float | None) -> list[tuple[str, str]]:
     return figures
 
 
-def table(learner: Any, rate: float | None) -> Table:
+def table(learner: "Learner", rate: float | None) -> Table:
     """The figures as a table."""
     out = Table(title=f"{learner.schema.task}: {_plain(learner.schema.target)}", title_justify="left")
     out.add_column("each row predicted before it was learnt")

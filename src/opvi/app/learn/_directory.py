@@ -2,13 +2,12 @@
 
 import json
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
-from opvi.app.tables import Rejected
+from opvi.app.tables import Json, Rejected
+from opvi.running import Checkpoints
 from opvi.running._checkpoint import write_whole
-from opvi.running._saving import Checkpoints
 
 FORMAT = 1
 KEPT = 3  # checkpoints
@@ -50,13 +49,13 @@ class RunDirectory:
 
     # --- what the run is about ----------------------------------------------------------------
 
-    def begin(self, about: Mapping[str, Any]) -> None:
-        """Write down what was settled: the schema, the model, the versions."""
+    def begin(self, about: Json) -> None:
+        """Write down what was chosen: the schema, the model, the versions."""
         self.path.mkdir(parents=True, exist_ok=True)
         self._write(ABOUT, {"format": FORMAT, **about})
 
-    def about(self) -> dict[str, Any]:
-        """What was settled when the run began."""
+    def about(self) -> Json:
+        """Return what was chosen when the run began."""
         path = self._inside(ABOUT)
         try:
             about = json.loads(path.read_bytes())
@@ -83,27 +82,26 @@ class RunDirectory:
             )
         return about
 
-    def write_metrics(self, metrics: Mapping[str, Any]) -> None:
-        """The figures of the moment, for people and scripts."""
+    def write_metrics(self, metrics: Json) -> None:
+        """Write the figures so far, for people and scripts."""
         self._write(METRICS, metrics)
 
-    def _write(self, name: str, content: Mapping[str, Any]) -> None:
+    def _write(self, name: str, content: Json) -> None:
         write_whole(self._inside(name), [json.dumps(content, indent=1, allow_nan=False).encode() + b"\n"])
 
     # --- rejected rows ------------------------------------------------------------------------
 
     def open_rejected(self, size: int, name: str = REJECTED) -> tuple[int, int]:
-        """The file of rejected rows, cut to the size it had at the checkpoint; and its size, should it be shorter."""
+        """Return the file of rejected rows, cut to its size at the checkpoint, and its size, should it be shorter."""
         flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
         file = os.open(self._inside(name), flags, 0o644)
         size = min(size, os.fstat(file).st_size)
         os.ftruncate(file, size)
-        os.lseek(file, size, os.SEEK_SET)
         return file, size
 
     @staticmethod
     def as_lines(rejected: Sequence[Rejected], source: str) -> bytes:
-        """Rejected rows as JSON lines."""
+        """Return rejected rows as JSON lines."""
         return b"".join(
             json.dumps({"source": source, "row": r.row, "reason": r.reason, "text": r.text}).encode() + b"\n"
             for r in rejected

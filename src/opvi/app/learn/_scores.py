@@ -1,19 +1,15 @@
-"""How well every batch was predicted before it was learnt: compiled into the loop, added up on the host.
+"""How well every batch was predicted before it was learnt, added up on the host.
 
 All sums are taken in the order of the batches, so that they do not depend on where a run was cut.
 """
 
-from collections.abc import Callable
-from functools import lru_cache
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
-import jax
-import jax.numpy as jnp
 import numpy as np
 
-from opvi.app.report import Histogram, Stretch
-from opvi.app.report._contents import CONFIDENCE_BINS, PIT_BINS, calibration_error
-from opvi.types import Array, Batch, Tracker
+from opvi.app.report._contents import CONFIDENCE_BINS, PIT_BINS, Histogram, Stretch, calibration_error
+from opvi.running import Fed
+from opvi.types import Predicted
 
 STRETCHES = 200  # of the learning curve
 COVERAGE = 0.9
@@ -21,59 +17,39 @@ MOST_ALARMS = 1000  # kept; the count goes on
 
 
 class Scored(NamedTuple):
-    """Sums over the rows of one batch."""
+    """Sums over the rows of each of k batches."""
 
-    rows: Array
-    loss: Array  # minus the log predictive density
-    error: Array  # squared, or 1 for a wrong label
-    covered: Array  # rows inside the 90 % interval
-    bins: Array  # [20] rows by P(Y ≤ y), or [15] by confidence
-    confidence: Array  # [15], of a classification
-    right: Array  # [15]
+    sums: np.ndarray  # [k, 4]: rows; minus log predictive density; squared error, or wrong labels; rows inside
+    bins: np.ndarray  # [k, 20] rows by P(Y ≤ y), or [k, 15] by confidence
+    confidence: np.ndarray  # [k, 15], of a classification
+    right: np.ndarray  # [k, 15]
 
 
-@lru_cache(8)  # one function a tracker: it is part of what a compiled loop is known by
-def score(tracker: Tracker, task: str) -> Callable[[Any, Any, Batch], Scored]:
-    """A function for the compiled loop: what the state before a batch said about it."""
-
-    def regression(predictive: Any, y: Array, there: Array) -> tuple[Array, Array, Array, Array, Array]:
-        level = predictive.cdf(y)
+def score(task: str, predicted: Predicted, y: np.ndarray, there: np.ndarray) -> Scored:
+    """Return the sums of k batches: predictions, y and whether a row counts, each `[k, B, …]`."""
+    if task == "regression":
+        level, mean = np.asarray(predicted.level, float), np.asarray(predicted.mean, float)
         half = (1 - COVERAGE) / 2
-        bins = _into(level, there, PIT_BINS)
+        error: np.ndarray = (mean - y) ** 2
         inside = (level >= half) & (level <= 1 - half)
-        nothing = jnp.zeros(CONFIDENCE_BINS, level.dtype)
-        return (predictive.mean() - y) ** 2, inside.astype(level.dtype), bins, nothing, nothing
-
-    def classification(predictive: Any, y: Array, there: Array) -> tuple[Array, Array, Array, Array, Array]:
-        p = predictive.probabilities()
-        confidence, named = p.max(1), p.argmax(1)
-        right = (named == y).astype(p.dtype)
-        bins = _into(confidence, there, CONFIDENCE_BINS)
-        sure = _into(confidence, there * confidence, CONFIDENCE_BINS)
-        return 1 - right, jnp.zeros_like(right), bins, sure, _into(confidence, there * right, CONFIDENCE_BINS)
-
-    how = regression if task == "regression" else classification
-
-    def scored(before: Any, after: Any, batch: Batch) -> Scored:
-        x, y = batch.data
-        dtype = before.particles.dtype
-        predictive = tracker.predict(before, x.astype(dtype))
-        loss = -predictive.log_density(y)
-        # Before the first batch there is nothing to predict with.
-        there = jnp.where(jnp.isfinite(loss) & (batch.weight > 0) & (before.rows > 0), 1, 0).astype(dtype)
-        error, covered, bins, confidence, right = how(predictive, y, there)
-
-        def total(a: Array) -> Array:
-            return jnp.where(there > 0, a, 0).sum()
-
-        return Scored(there.sum(), total(loss), total(error), total(covered), bins, confidence, right)
-
-    return jax.named_call(scored, name="score")
+        bins = _into(level, there, PIT_BINS)
+        confidence = right = np.zeros((len(y), CONFIDENCE_BINS))
+    else:
+        p = np.asarray(predicted.probabilities)
+        sure, named = p.max(2), p.argmax(2)
+        error, inside = named != y, np.zeros(y.shape, bool)
+        bins = _into(sure, there, CONFIDENCE_BINS)
+        confidence = _into(sure, np.where(there, sure, 0), CONFIDENCE_BINS)
+        right = _into(sure, there & (named == y), CONFIDENCE_BINS)
+    each = there, -np.asarray(predicted.log_density, float), error, inside
+    sums = np.stack([np.where(there, a, 0).sum(1, dtype=float) for a in each], 1)
+    return Scored(sums, bins, confidence, right)
 
 
-def _into(share: Array, weight: Array, bins: int) -> Array:
-    place = jnp.clip((jnp.nan_to_num(share) * bins).astype(jnp.int32), 0, bins - 1)
-    return (jax.nn.one_hot(place, bins, dtype=weight.dtype) * weight[:, None]).sum(0)
+def _into(share: np.ndarray, weight: np.ndarray, bins: int) -> np.ndarray:
+    """Weights `[k, B]` summed up by the bin of [0, 1] that a share falls into, `[k, bins]`."""
+    place = np.clip((np.nan_to_num(share) * bins).astype(int), 0, bins - 1) + bins * np.arange(len(share))[:, None]
+    return np.bincount(place.ravel(), weight.ravel(), bins * len(share)).reshape(-1, bins)
 
 
 class Scores(NamedTuple):
@@ -113,12 +89,16 @@ def start(task: str, classes: int) -> Scores:
     )
 
 
-def add(scores: Scores, task: str, scored: Scored, info: Any, y: np.ndarray, weight: np.ndarray) -> Scores:
-    """The sums after some more batches: leaves `[k, …]`, y and weight `[k, B]`."""
-    each = np.stack([np.asarray(a, float) for a in (scored.rows, scored.loss, scored.error, scored.covered)], 1)
-    rows = np.asarray(info.rows, np.int64)
+def add(scores: Scores, task: str, fed: Fed) -> Scores:
+    """Return the sums after some more batches."""
+    info, (_, y) = fed.info, fed.data
+    rows = info.rows.astype(np.int64)
+    # Before the first batch there is nothing to predict with.
+    first = (rows == (fed.weight > 0).sum(1))[:, None]
+    there = np.isfinite(info.predicted.log_density) & (fed.weight > 0) & ~first
+    scored = score(task, info.predicted, y, there)
     at = 0
-    while at < len(each):
+    while at < len(rows):
         room = int(STRETCHES * scores.width - scores.batches)
         if room == 0:  # the curve is full: stretches become twice as long
             pairs = scores.curve.reshape(-1, 2, 4)
@@ -127,25 +107,26 @@ def add(scores: Scores, task: str, scored: Scored, info: Any, y: np.ndarray, wei
             scores = scores._replace(width=scores.width * 2, curve=curve, ends=ends)
             continue
         part = slice(at, at + room)
-        place = (scores.batches + np.arange(len(each[part]))) // scores.width
+        place = (scores.batches + np.arange(len(rows[part]))) // scores.width
         curve, ends = scores.curve.copy(), scores.ends.copy()
-        np.add.at(curve, place, each[part])
+        np.add.at(curve, place, scored.sums[part])
         np.maximum.at(ends, place, rows[part])
         scores = scores._replace(batches=scores.batches + len(place), curve=curve, ends=ends)
         at += len(place)
-    changed = rows[np.asarray(info.changed)]
-    sums = {name: _added(getattr(scores, name), getattr(scored, name)) for name in ("bins", "confidence", "right")}
-    return _baseline(scores, task, y, weight)._replace(
+    changed = rows[info.changed]
+    return _baseline(scores, task, y, fed.weight)._replace(
+        bins=_added(scores.bins, scored.bins),
+        confidence=_added(scores.confidence, scored.confidence),
+        right=_added(scores.right, scored.right),
         alarms=np.concatenate([scores.alarms, changed])[-MOST_ALARMS:],
         alarm_count=scores.alarm_count + len(changed),
-        refused=scores.refused + (~np.asarray(info.finite)).sum(),
-        **sums,
+        refused=scores.refused + (~info.finite).sum(),
     )
 
 
-def _added(total: np.ndarray, parts: Any) -> np.ndarray:
+def _added(total: np.ndarray, parts: np.ndarray) -> np.ndarray:
     """One after the other, not in pairs: the result is the same however they are cut."""
-    return np.add.accumulate(np.concatenate([total[None], np.asarray(parts, float)]), 0)[-1]
+    return np.add.accumulate(np.concatenate([total[None], parts]), 0)[-1]
 
 
 def _baseline(scores: Scores, task: str, y: np.ndarray, weight: np.ndarray) -> Scores:
@@ -212,7 +193,7 @@ def summary(scores: Scores, task: str) -> Summary:
     )
 
 
-def _stretch(sums: np.ndarray, end: Any, task: str) -> Stretch:
+def _stretch(sums: np.ndarray, end: int, task: str) -> Stretch:
     count = sums[0]
     loss, error, covered = (sums[1:] / count).tolist() if count else (np.nan,) * 3
     if task == "regression":

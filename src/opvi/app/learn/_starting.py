@@ -1,17 +1,18 @@
-"""How a run begins, and how it goes on: which source, from which row, with which schema."""
+"""How a run begins and how it resumes: which source, from which row, with which schema."""
 
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from opvi.app.learn._directory import RunDirectory, RunError
 from opvi.app.learn._learner import Learner, Place, Stop, blocks_of
-from opvi.app.learn._models import Settings, as_json, from_json
-from opvi.app.learn._telling import versions
-from opvi.app.tables import FIRST_ROWS, Block, Schema, Source, open_source, settle
-from opvi.running._saving import SAVE_EVERY, Checkpoints
+from opvi.app.learn._model import Settings, about_model
+from opvi.app.learn._report import versions
+from opvi.app.tables import FIRST_ROWS, Block, Json, Schema, Source, infer_schema, open_source
+from opvi.running import Checkpoints
+from opvi.running._saving import SAVE_EVERY
 
 PIPE = "-"
 
@@ -36,7 +37,7 @@ class Asked(NamedTuple):
 
 
 class Ready(NamedTuple):
-    """Everything that `Learner.learn` needs, and what to tell the user first."""
+    """Everything that `Learner.learn` needs, and what to say to the user first."""
 
     learner: Learner
     source: Source
@@ -55,14 +56,10 @@ def alone(run: RunDirectory, asked: Asked, stop: Stop) -> Iterator[Ready]:
             made.source.close()
 
 
-def ready(
-    run: RunDirectory, kept: Checkpoints, asked: Asked, stop: Stop, make: Callable[..., Learner] = Learner
-) -> Ready:
-    """A run that may begin, or go on from its last good checkpoint."""
+def ready(run: RunDirectory, kept: Checkpoints, asked: Asked, stop: Stop, make: type[Learner] = Learner) -> Ready:
+    """Return a run that may begin, or resume from its last good checkpoint."""
     if run.exists and kept.begun and not asked.resume:
-        raise RunError(
-            f"{run.path} holds a run already. Go on with it: `--resume`. Or choose another folder: `--run DIR`."
-        )
+        raise RunError(f"{run.path} holds a run already. Resume it: `--resume`. Or choose another folder: `--run DIR`.")
     if run.exists and asked.resume:
         return _resumed(run, kept, asked, make)
     if kept.begun:
@@ -73,22 +70,22 @@ def ready(
     return _begun(run, kept, asked, stop, make)
 
 
-def _begun(run: RunDirectory, kept: Checkpoints, asked: Asked, stop: Stop, make: Callable[..., Learner]) -> Ready:
+def _begun(run: RunDirectory, kept: Checkpoints, asked: Asked, stop: Stop, make: type[Learner]) -> Ready:
     if asked.source is None:
-        raise RunError(f"there is no run in {run.path} to go on with, and no SOURCE to begin one from. Name a file.")
+        raise RunError(f"there is no run in {run.path} to resume, and no SOURCE to begin one from. Name a file.")
     if asked.target is None:
-        raise RunError("`--target COLUMN` is missing: which column shall be predicted?")
+        raise RunError("`--target COLUMN` is missing: name the column to predict.")
     source = open_source(asked.source, asked.format)
     try:
         first = _some(source, asked.first_rows, stop)
-        schema = settle(first, asked.target, asked.task, asked.classes, asked.leave_out, asked.first_rows)
+        schema = infer_schema(first, asked.target, asked.task, asked.classes, asked.leave_out, asked.first_rows)
         learner = _learner(make, run, kept, schema, asked.settings, asked)
         run.begin(
             {
                 "source": asked.pattern or source.name,
                 "processes": asked.processes,
                 "schema": schema.to_json(),
-                "settings": as_json(asked.settings),
+                "settings": asked.settings._asdict(),
                 "versions": versions(),
                 "command": sys.argv,
             }
@@ -101,12 +98,9 @@ def _begun(run: RunDirectory, kept: Checkpoints, asked: Asked, stop: Stop, make:
     return Ready(learner, source, first, [*again, *schema.notes])
 
 
-def _resumed(run: RunDirectory, kept: Checkpoints, asked: Asked, make: Callable[..., Learner]) -> Ready:
+def _resumed(run: RunDirectory, kept: Checkpoints, asked: Asked, make: type[Learner]) -> Ready:
     about = run.about()
-    try:
-        schema, settings = Schema.from_json(about["schema"]), from_json(about["settings"])
-    except (KeyError, TypeError, ValueError, AttributeError) as error:
-        raise RunError(f"{run.path / 'run.json'} is damaged: it does not describe a model ({error}).") from None
+    schema, settings = about_model(run, about)
     if asked.target not in (None, schema.target):
         raise RunError(
             f"`--target` is {asked.target!r}, but the run in {run.path} learns to predict {schema.target!r}."
@@ -133,34 +127,36 @@ def _check_processes(run: RunDirectory, before: int, asked: Asked) -> None:
         )
     raise RunError(
         f"the run in {run.path} learns from the files of {before} processes, but now there would be "
-        f"{asked.processes}. Go on with {before}: `opvi learn --distributed --resume`, with OPVI_PROCESSES={before}."
+        f"{asked.processes}. Resume with {before}: `opvi learn --distributed --resume`, with OPVI_PROCESSES={before}."
     )
 
 
-def _source(learner: Learner, asked: Asked, about: dict[str, Any]) -> tuple[Source, str]:
-    """The source at the row where learning goes on."""
+def _source(learner: Learner, asked: Asked, about: Json) -> tuple[Source, str]:
+    """The source at the row where learning resumes."""
     last = learner.places[-1] if learner.places else None
     path = asked.source or (last.name if last else about.get("source"))
     if path in (None, PIPE, "standard input"):
         path = PIPE
     format = asked.format or (last.format if last else None)
     if path == PIPE and asked.source is None:
-        raise RunError("the run learnt from standard input. Name what it shall go on with: a file, or `-` for a pipe.")
+        raise RunError(
+            "the run learnt from standard input. Name what it should continue with: a file, or `-` for a pipe."
+        )
     if last is None or (path == PIPE and not asked.replayed):
         source = open_source(path, format)
         learner.places.append(Place(source.name, source.fingerprint, format, 0))
         more = " Rows from the pipe are taken as new ones (`--replayed` passes over those learnt before)."
-        return source, f"Going on after {learner.rows:,} rows.{more if path == PIPE and last else ''}"
+        return source, f"Resuming after {learner.rows:,} rows.{more if path == PIPE and last else ''}"
     if path == PIPE:
         learner.places.append(last._replace(name="standard input", fingerprint=None))
-        return open_source(path, format, skip=last.row), f"Going on after row {last.row:,} of the pipe."
+        return open_source(path, format, skip=last.row), f"Resuming after row {last.row:,} of the pipe."
     source = open_source(path, format)
     known = next((place for place in reversed(learner.places) if source.begins_like(place.fingerprint)), None)
     if known is not None:
         source.close()
         if known is not last:
             learner.places.append(known)
-        return open_source(path, format, skip=known.row), f"Going on with {path} after row {known.row:,}."
+        return open_source(path, format, skip=known.row), f"Resuming {path} after row {known.row:,}."
     if asked.source is None or Path(path).absolute() == Path(last.name).absolute():
         source.close()
         raise RunError(
@@ -168,11 +164,11 @@ def _source(learner: Learner, asked: Asked, about: dict[str, Any]) -> tuple[Sour
             "from the new one under another name."
         )
     learner.places.append(Place(source.name, source.fingerprint, asked.format, 0))
-    return source, f"Going on after {learner.rows:,} rows, with {path} from its first row."
+    return source, f"Resuming after {learner.rows:,} rows, with {path} from its first row."
 
 
 def _learner(
-    make: Callable[..., Learner],
+    make: type[Learner],
     run: RunDirectory,
     kept: Checkpoints,
     schema: Schema,
@@ -180,7 +176,9 @@ def _learner(
     asked: Asked,
 ) -> Learner:
     try:
-        return make(run, kept, schema, settings, strict=asked.strict, save_every=asked.save_every)
+        return make(
+            run, kept, schema, settings, strict=asked.strict, save_every=asked.save_every, parts=asked.processes
+        )
     except (ValueError, TypeError) as error:  # of the model: particles, hidden layers, half-life
         raise RunError(str(error)) from None
 

@@ -1,13 +1,13 @@
 """How a prediction changes with one column alone: averages over a sample of rows, with a band over the particles."""
 
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
 from opvi.app.report._contents import Effect
 from opvi.app.report._members import ROWS, Said, said
-from opvi.types import Tracker
+from opvi.types import ArrayLike, Sampler, State
 
 VALUES = 16  # of a column, at most
 MOST = 48  # effects; of more the columns that the predictions follow most closely are taken
@@ -24,50 +24,47 @@ class Piece(NamedTuple):
     feature: str
     columns: list[int]
     settings: np.ndarray  # [values, columns]
-    values: list[Any]  # what people call them
+    values: list[float] | list[str]  # what people call them
     here: np.ndarray  # the sample's own values: numbers, or places in `values`
     missing: bool = False  # the last setting is that of a missing value
 
 
 def effects(
-    tracker: Tracker,
-    state: Any,
-    x: Any,
+    sampler: Sampler,
+    state: State,
+    x: ArrayLike,
     features: Sequence[str],
     origin: Sequence[str],
     classes: Sequence[str] = (),
-    hidden: Sequence[int] | None = None,
 ) -> list[Effect]:
-    r"""The effect of each source column, the strongest first.
+    r"""Return the effect of each source column, the strongest first.
 
     With $x_{-j}$ the other columns of the sample's m rows, and f a particle's prediction (or probability of a class),
 
     $$\bar f_j(v) = \frac1m \sum_{i=1}^m f(v, x_{i,-j})$$
 
     for values v between the column's 2 % and 98 % quantiles: the weighted mean over the particles, and the band that
-    holds 90 % of them, with the doubt that each has in its own prediction, where it tells one.
+    holds 90 % of them, with the doubt that each has in its own prediction, where it states one.
 
     Args:
-        tracker: `opvi.regressor(...)` or `opvi.classifier(...)`, watched or remembering, or any with a `predict`.
+        sampler: `opvi.regressor(...)` or `opvi.classifier(...)`, watched or remembering, or any other.
         state: its state.
         x: a sample of encoded rows, `[m, k]`; 64 of them are used for the averages.
         features: names of the k columns, such as `weight`, `weight is missing`, `colour=red`, `date: hour sin`.
         origin: the source column of each.
         classes: labels, in the order of the probabilities; none for a regression.
-        hidden: widths of a regressor's hidden layers. With None the band is that of its calibrated predictive, taking
-            the rows' doubts as moving together, which is slower; other trackers do not need it.
     """
     x = np.asarray(x, np.float32)
     if x.ndim != 2 or not x.shape[1] == len(features) == len(origin):
         raise ValueError(
-            f"`x` has shape {x.shape}, `features` {len(features)} and `origin` {len(origin)} names, but all must tell "
-            "of the same columns: (m, k), k and k."
+            f"`x` has shape {x.shape}, `features` {len(features)} and `origin` {len(origin)} names, but all must be "
+            "about the same columns: (m, k), k and k."
         )
     if not len(x):
         return []
 
     def ask(rows: np.ndarray) -> Said:
-        return said(tracker, state, rows, hidden)
+        return said(sampler, state, rows)
 
     pieces = [piece for piece in _pieces(x, features, origin) if len(piece.values) > 1]
     if len(pieces) > MOST:
@@ -259,7 +256,8 @@ def _effect(piece: Piece, out: np.ndarray, lines: list[int], names: list[str]) -
     mean, low, high = (part.T.tolist() for part in out)
     text = isinstance(piece.values[0], str)
     told = [
-        out[0, piece.here, k] if text else np.interp(piece.here, piece.values, out[0, :, k]) for k in range(len(lines))
+        out[0, piece.here, k] if text else np.interp(piece.here, np.asarray(piece.values, float), out[0, :, k])
+        for k in range(len(lines))
     ]
     return Effect(
         piece.feature,

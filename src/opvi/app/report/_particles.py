@@ -1,68 +1,63 @@
 """The particles in a plane, by what they predict; the weights of a linear model."""
 
 from collections.abc import Sequence
-from typing import Any
 
 import numpy as np
 
 from opvi.app.report._contents import Coefficient, Projection
 from opvi.app.report._effects import BAND, spread_out
 from opvi.app.report._members import ROWS, confirmed, innermost, said
-from opvi.filters._blocks import within
 from opvi.filters._covariance import variances
-from opvi.targets import MLP
 from opvi.tracking._layers import RELU, SINE, TANH
-from opvi.tracking._regressor import BUDGET, RegressorState, default_settings
+from opvi.tracking._regressor import Regressor, RegressorState
 from opvi.tracking._scaling import divisor
-from opvi.types import Tracker
+from opvi.types import ArrayLike, Sampler, State, Tree
 
 KINDS = {TANH: "tanh network", RELU: "ReLU network", SINE: "sine network"}
 NETWORKS = ("ReLU, long memory", "tanh, long memory", "ReLU, short memory", "tanh, short memory")
 
 
 def projection(
-    tracker: Tracker,
-    state: Any,
-    x: Any,
-    hidden: Sequence[int],
+    sampler: Sampler,
+    state: State,
+    x: ArrayLike,
     features: Sequence[str] = (),
     classes: Sequence[str] = (),
 ) -> Projection:
-    r"""The first two principal components of the particles' predictions at a sample of rows.
+    r"""Return the first two principal components of the particles' predictions at a sample of rows.
 
     Weights of networks mean little by themselves (hidden units can change places), predictions do: with $F_{ij}$ what
     particle i predicts for row j of m and w the particles' weights, the points are $(F - w^\top F)\,V_{1:2} / \sqrt m$,
     V from the singular vectors of $\sqrt w\,(F - w^\top F)$. Distances are root mean squared differences between
-    predictions, as far as the plane shows them.
+    predictions, as far as the plane shows them. Of linear models the weights are given as well.
 
     Args:
-        tracker: `opvi.regressor(...)` or `opvi.classifier(...)` with their own settings, watched or remembering.
+        sampler: `opvi.regressor(...)` or `opvi.classifier(...)` with their own settings, watched or remembering.
         state: its state.
         x: a sample of encoded rows, `[m, k]`; 64 of them are used.
-        hidden: widths of the hidden layers; with `()` the weights of the linear models are given as well.
         features: names of the k columns.
         classes: labels; none for a regression.
     """
     x = np.asarray(x, np.float32)
     if x.ndim != 2 or not len(x):
         raise ValueError(f"`x` has shape {x.shape}, but a sample of at least one row is needed: (m, k).")
-    known = said(tracker, state, spread_out(x, ROWS), hidden)
+    known = said(sampler, state, spread_out(x, ROWS))
     weights = known.weights.mean(1)
     weights = weights / max(weights.sum(), 1e-300)
     points, explained = plane(known.values.reshape(len(weights), -1), weights)
-    inner = innermost(state)
-    if isinstance(inner, RegressorState):
-        kinds = [KINDS[float(kind)] for kind in default_settings(len(weights)).kind]
-        groups = kinds if hidden else ["linear model"] * len(weights)
-        told, unit = [] if hidden else _line(inner, features), "change of the prediction"
+    inner, own = innermost(sampler, state)
+    if isinstance(inner, Regressor):
+        kinds = [KINDS[kind] for kind in inner.settings.kind]
+        groups = kinds if inner.hidden else ["linear model"] * len(weights)
+        told, unit = [] if inner.hidden else _line(inner, own, features), "change of the prediction"
     else:
-        groups = _groups(inner, len(weights))
-        told, unit = [] if inner.networks else _lines(inner, features, classes), "change of the log odds"
+        groups = _groups(own, len(weights))
+        told, unit = [] if own.networks else _lines(own, features, classes), "change of the log odds"
     return Projection(points.tolist(), explained, weights.tolist(), groups, told, unit)
 
 
 def plane(values: np.ndarray, weights: np.ndarray) -> tuple[np.ndarray, tuple[float, float]]:
-    """Rows `[n, m]` in the plane that keeps most of their weighted differences, `[n, 2]`, and its axes' shares."""
+    """Return rows `[n, m]` in the plane that keeps most of their weighted differences, and the shares of its axes."""
     good = np.isfinite(values).all(1)
     w = np.where(good, weights, 0)[:, None] / max(weights[good].sum(), 1e-300)
     kept = np.where(good[:, None], values, 0)
@@ -80,12 +75,10 @@ def plane(values: np.ndarray, weights: np.ndarray) -> tuple[np.ndarray, tuple[fl
 # --- regression -------------------------------------------------------------------------------------
 
 
-def _line(state: RegressorState, features: Sequence[str]) -> list[Coefficient]:
+def _line(sampler: Regressor, state: RegressorState, features: Sequence[str]) -> list[Coefficient]:
     """Of the particles' weights and covariances together, in units of y."""
     w = np.asarray(state.particles, float)
-    network = MLP((w.shape[1] - 1, 1))
-    blocks = within(*network.units, BUDGET / 4 / len(w))
-    own = np.asarray(blocks.scatter(variances(state.past)), float) * float(confirmed(state))
+    own = np.asarray(sampler.blocks.scatter(variances(state.past)), float) * float(confirmed(state))
     share = np.asarray(state.calibration.weights, float)[:, None]
     mean = (share * w).sum(0)
     sd = np.sqrt((share * (np.maximum(own, 0) + (w - mean) ** 2)).sum(0))
@@ -96,14 +89,14 @@ def _line(state: RegressorState, features: Sequence[str]) -> list[Coefficient]:
 # --- classification ---------------------------------------------------------------------------------
 
 
-def _groups(state: Any, count: int) -> list[str]:
+def _groups(state: Tree, count: int) -> list[str]:
     """What kind each component is: the networks in their order, then the filters."""
     names = NETWORKS if len(state.networks) == 4 else ("ReLU network", "tanh network")
     groups = [name for name, net in zip(names, state.networks, strict=False) for _ in range(len(net.particles))]
     return groups + ["linear filter"] * (count - len(groups))
 
 
-def _lines(state: Any, features: Sequence[str], classes: Sequence[str]) -> list[Coefficient]:
+def _lines(state: Tree, features: Sequence[str], classes: Sequence[str]) -> list[Coefficient]:
     """Weights of the filters in their mixture: of the second class against the first, or of each against their mean."""
     count = len(state.moments.mean) + 1
     w = np.asarray(state.linear.particles, float)

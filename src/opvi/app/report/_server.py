@@ -6,7 +6,7 @@ import threading
 from collections.abc import Callable
 from http.server import BaseHTTPRequestHandler
 from socketserver import ThreadingTCPServer
-from typing import Any, Self
+from typing import Self
 
 LOOPBACK = "127.0.0.1"
 # Only names of this computer: a foreign site whose name was made to point here must not read the page.
@@ -43,7 +43,7 @@ class Server:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(self, *_: Any) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
 
@@ -51,7 +51,7 @@ class _Inner(ThreadingTCPServer):
     daemon_threads = True
     allow_reuse_address = True  # a port that was just given up can be used again at once
 
-    def handle_error(self, *_: Any) -> None:
+    def handle_error(self, *_: object) -> None:
         """A browser that hangs up is none of the learner's business."""
 
 
@@ -127,7 +127,7 @@ def _handler(make_page: Callable[[], str]) -> type[BaseHTTPRequestHandler]:
         def version_string(self) -> str:
             return "opvi"
 
-        def log_message(self, *_: Any) -> None:
+        def log_message(self, *_: object) -> None:
             """Quiet: the learner's table is on the screen."""
 
     return Handler

@@ -161,7 +161,7 @@ class Feed:
     def _truncated(self) -> str:
         return (
             f"{self.name} ends in the middle of its compressed data, after {self._where()}: it was cut off. What came "
-            "before was read. Get the whole file, and go on from there."
+            "before was read. Get the whole file, then resume from there."
         )
 
     def fingerprint(self, count: int | None = None) -> str | None:

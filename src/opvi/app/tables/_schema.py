@@ -1,4 +1,4 @@
-"""What the columns mean, settled once, and rows as numbers by it."""
+"""What the columns mean, decided once, and rows turned into numbers by it."""
 
 import json
 import zlib
@@ -59,7 +59,7 @@ class Encoded(NamedTuple):
 
 
 class Schema(NamedTuple):
-    """What the first rows said: plain data, kept beside the model. Made by `settle`."""
+    """What the first rows said: plain data, kept beside the model. Made by `infer_schema`."""
 
     target: str
     task: str  # regression or classification

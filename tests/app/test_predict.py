@@ -8,10 +8,9 @@ import pytest
 
 from opvi.app.learn import RunDirectory, RunError, Settings, predict
 from opvi.app.learn import _scores as scores
-from opvi.app.learn._models import as_json, described, model
-from opvi.app.learn._predicting import learnt
-from opvi.app.learn._sample import start
-from opvi.app.tables import Schema, open_source, settle
+from opvi.app.learn._model import described, model
+from opvi.app.learn._predict import learnt
+from opvi.app.tables import Schema, infer_schema, open_source
 
 SETTINGS = Settings(hidden=(), particles=2)
 
@@ -20,18 +19,17 @@ SETTINGS = Settings(hidden=(), particles=2)
 def schema(tmp_path: Path) -> Schema:
     path = tmp_path / "a.csv"
     path.write_text("a,b,y\n" + "".join(f"{i % 7},{i % 5},{i % 11}.5\n" for i in range(50)))
-    return settle(open_source(path).blocks(), "y")
+    return infer_schema(open_source(path).blocks(), "y")
 
 
 @pytest.fixture
 def run(tmp_path: Path, schema: Schema) -> RunDirectory:
     """A run that has learnt nothing yet, saved."""
     run = RunDirectory(tmp_path / "run")
-    run.begin({"schema": schema.to_json(), "settings": as_json(SETTINGS)})
+    run.begin({"schema": schema.to_json(), "settings": SETTINGS._asdict()})
     tree = {
         "state": model(schema, SETTINGS).init(jax.random.key(0)),
         "scores": scores.start("regression", 0),
-        "sample": start(len(schema.features)),
         "places": [],
         "kinds": {},
         "about": described(schema, SETTINGS),

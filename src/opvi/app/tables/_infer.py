@@ -1,4 +1,4 @@
-"""The schema, settled on the first rows."""
+"""The schema, inferred from the first rows."""
 
 import re
 from collections import Counter
@@ -27,7 +27,7 @@ LIKE_NUMBERS = re.compile(r"[+-]?[$£€¥]? ?[+-]?(?:\d{1,3}(?:[,.' ]\d{3})+|\d
 LIKE_DATES = re.compile(r"(?:\d{1,2}([/.-])\d{1,2}\1\d{2,4}|\d{4}([/.])\d{1,2}\2\d{1,2})(?:[ T].*)?", re.ASCII)
 
 
-def settle(
+def infer_schema(
     blocks: Iterable[Block],
     target: str,
     task: str = "auto",
@@ -35,7 +35,7 @@ def settle(
     leave_out: Sequence[str] = (),
     rows: int = FIRST_ROWS,
 ) -> Schema:
-    """Settle what the columns mean, on the first rows of a source.
+    """Return what the columns mean, judged by the first rows of a source.
 
     Args:
         blocks: the first blocks of a source; rows after the first `rows` are not looked at.

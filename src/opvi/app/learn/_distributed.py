@@ -11,10 +11,9 @@ import os
 import signal
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
-from functools import lru_cache, partial
 from pathlib import Path
 from types import FrameType
-from typing import Any, NamedTuple, Self, TypeVar, cast
+from typing import NamedTuple, Self, TypeVar, cast
 
 import jax
 import numpy as np
@@ -22,17 +21,18 @@ from jax.experimental.multihost_utils import process_allgather
 from jax.sharding import Mesh
 
 from opvi.app.learn._directory import REJECTED, RunDirectory, RunError
-from opvi.app.learn._learner import BATCH, Learner, Place, Stop, Stopped, count_kind
-from opvi.app.learn._models import check_columns
+from opvi.app.learn._learner import BATCH, Learner, Place, Show, Stop, Stopped, count_kind, show_nothing
+from opvi.app.learn._model import check_columns
 from opvi.app.learn._starting import PIPE, Asked, Ready, ready
-from opvi.app.tables import Block, Source, TableError
-from opvi.running import CheckpointError, LockedError
+from opvi.app.tables import Block, Json, Source, TableError
+from opvi.running import CheckpointError, Checkpoints, Engine, Fed, LockedError
 from opvi.scale._sharding import check_counts, mesh, place, sharded
 from opvi.scale.distributed import gather
-from opvi.types import Tracker
+from opvi.types import Batch, Sampler, Tree
 
 Result = TypeVar("Result")
 
+ROUNDS = 256  # batches learnt before the processes agree on what to do next
 PROCESS = "{process}"  # stands for the process's number in the name of a file
 
 
@@ -90,7 +90,7 @@ def one_for_all(work: Callable[[], Result]) -> Result:
 
 @contextmanager
 def opened(run: RunDirectory, asked: Asked, stop: Stop) -> Iterator[Ready]:
-    """A run that may begin or go on: process 0 settles what it is about, and the others read it in the run's folder.
+    """Yield a run that may begin or resume: process 0 decides what it is about, the others read it in its folder.
 
     Args:
         run: in a folder that all processes see.
@@ -114,7 +114,7 @@ def _followed(run: RunDirectory, asked: Asked, stop: Stop) -> Ready:
     return _ready(run, run.checkpoints, asked._replace(resume=True), stop)
 
 
-def _ready(run: RunDirectory, kept: Any, asked: Asked, stop: Stop) -> Ready:
+def _ready(run: RunDirectory, kept: Checkpoints, asked: Asked, stop: Stop) -> Ready:
     pattern, count = asked.source, 1
     if pattern is None and run.exists:
         about = run.about()
@@ -125,16 +125,24 @@ def _ready(run: RunDirectory, kept: Any, asked: Asked, stop: Stop) -> Ready:
         if path == PIPE or (Path(path).exists() and not Path(path).is_file()):
             raise RunError(f"{path} is a pipe, which --distributed cannot read. Name a file.")
         asked = asked._replace(source=path, processes=count, pattern=pattern if count > 1 else None)
-    return ready(run, kept, asked, stop, partial(SharedLearner, parts=count))
+    return ready(run, kept, asked, stop, SharedLearner)
 
 
 # --- learning -----------------------------------------------------------------------------------
 
 
-@lru_cache(8)  # runs of one kind share their compiled programs
-def _spread(tracker: Tracker, over: Mesh) -> Any:
+class SharedEngine(Engine):
+    """An engine whose arrays lie in several processes."""
+
+    def on_host(self, tree: Tree) -> Tree:
+        """Return arrays to read, wherever their parts lie."""
+        return super().on_host(gather(tree))
+
+
+def _spread(sampler: Sampler, over: Mesh) -> Sampler:
+    """The sampler over the devices of all processes."""
     try:
-        check_counts(jax.eval_shape(tracker.init, jax.random.key(0)), over)
+        check_counts(jax.eval_shape(sampler.init, jax.random.key(0)), over)
     except ValueError as error:
         why = str(error).partition(". ")[0]
         raise RunError(
@@ -142,11 +150,11 @@ def _spread(tracker: Tracker, over: Mesh) -> Any:
             "another number of them or of processes. (A classifier shares its particles out among groups, of which "
             "each is cut; without hidden layers it has a few of its own.)"
         ) from None
-    return sharded(tracker, over)
+    return sharded(sampler, over)
 
 
 class Counts(NamedTuple):
-    """Of rows, in all processes."""
+    """Numbers of rows, over all processes."""
 
     rejected: int
     filled: int
@@ -158,32 +166,22 @@ class Agreed(NamedTuple):
 
     rounds: int
     save: bool
-    signal: int  # 0: go on
+    signal: int  # 0: none came
 
 
 class SharedLearner(Learner):
-    """A run in memory, of which this process has some of the particles.
+    """A run in memory, of which this process has some of the particles."""
 
-    Args:
-        parts: processes that read a file of their own each; 1 if all read the same.
-    """
+    _before = Counts(0, 0, {})  # of all processes, at the last checkpoint
+    _whole: Json = {}  # noqa: RUF012 (never written to): of that checkpoint, what no process has alone
 
-    def __init__(self, *arguments: Any, parts: int, **options: Any):
-        self.parts = parts
-        self._each = -(-BATCH // parts)  # rows of a batch from each part
+    def _engine(self, sampler: Sampler) -> Engine:
         self._mesh = mesh()
-        super().__init__(*arguments, spread=partial(_spread, over=self._mesh), **options)
-        self._before = Counts(0, 0, {})
-        self._whole: dict[str, Any] = {}
+        self._each = -(-BATCH // self.parts)  # rows of a batch from each part
+        return SharedEngine(_spread(sampler, self._mesh), self.settings.seed, batch=BATCH)
 
-    def learn(
-        self,
-        source: Source,
-        first: list[Block],
-        stop: Stop,
-        show: Callable[[Learner, float | None], None] = lambda learner, share: None,
-    ) -> None:
-        """All rows of all sources. A checkpoint ends it, unless a process fails: the last one then stays."""
+    def learn(self, source: Source, first: list[Block], stop: Stop, show: Show = show_nothing) -> None:
+        """Learn all rows of all sources. A checkpoint ends it, unless a process fails: the last one then stays."""
         self.finished = False
         self._open_rejected()
         try:
@@ -202,7 +200,7 @@ class SharedLearner(Learner):
                     break
                 if agreed.save:
                     self.save()
-                self.learn_batches(*self._joined(agreed.rounds), agreed.rounds)
+                self.learn_batches(self._joined(agreed.rounds))
                 show(self, share)
             self.finished = True
             self.save()
@@ -210,12 +208,21 @@ class SharedLearner(Learner):
             os.close(self._lines)
         show(self, 1.0)
 
+    def learn_batches(self, batches: Batch) -> None:
+        """Learn stacked batches, which all processes have alike."""
+        self.count(Fed(self.engine.learn(batches), *batches))  # type: ignore[arg-type]
+
+    def accept(self, x: np.ndarray, y: np.ndarray) -> None:
+        """Let rows wait until all processes are ready to learn."""
+        before = self.waiting
+        self.waiting = np.concatenate([before[0], x]), np.concatenate([before[1], y])
+
     def _rows(self, blocks: Iterator[Block], name: str) -> Iterator[tuple[bool, float | None]]:
-        """Reads until as many rows wait as are learnt at once; whether there are more, and the share read."""
+        """Read until as many rows wait as are learnt at once; yield whether there are more, and the share read."""
         for block in blocks:
             check_columns(self.schema, block, name)
-            self.take(self.schema.encode(block), block)
-            while len(self.waiting[1]) >= self._room * self._each:
+            self.take(block)
+            while len(self.waiting[1]) >= ROUNDS * self._each:
                 yield True, block.share
         while True:
             yield False, 1.0
@@ -232,32 +239,28 @@ class SharedLearner(Learner):
             )
         full = waiting[reading > 0] // self._each
         rounds = full.min() if len(full) else -(-waiting.max() // self._each)
-        return Agreed(int(min(rounds, self._room)), bool(due.any()), int(signals.max()))
+        return Agreed(int(min(rounds, ROUNDS)), bool(due.any()), int(signals.max()))
 
-    def _joined(self, rounds: int) -> tuple[tuple[np.ndarray, np.ndarray], np.ndarray]:
-        """Batches of this and, where they read files of their own, of all other processes, as `[room, rows, …]`."""
+    def _joined(self, rounds: int) -> Batch:
+        """Batches of this and, where they read files of their own, of all other processes, `[rounds, rows, …]`."""
         x, y = self.waiting
         rows = min(rounds * self._each, len(y))
         self.waiting = x[rows:], y[rows:]
 
         def join(a: np.ndarray) -> np.ndarray:
-            out = np.zeros((self._room * self._each, *a.shape[1:]), a.dtype)
+            out = np.zeros((ROUNDS * self._each, *a.shape[1:]), a.dtype)  # always as many: one program
             out[:rows] = a[:rows]
-            out = out.reshape(self._room, self._each, *a.shape[1:])
-            return np.concatenate(list(_of_all(out)), 1) if self.parts > 1 else out
+            out = out.reshape(ROUNDS, self._each, *a.shape[1:])
+            return (np.concatenate(list(_of_all(out)), 1) if self.parts > 1 else out)[:rounds]
 
         weight = join(np.ones(len(y), np.float32))
-        somewhere = np.arange(self._room)[:, None], np.argmax(weight > 0, 1)[:, None]  # a row that is there
+        somewhere = np.arange(rounds)[:, None], np.argmax(weight > 0, 1)[:, None]  # a row that is there
 
         def filled(a: np.ndarray) -> np.ndarray:
             absent = (weight == 0).reshape(*weight.shape, *(1,) * (a.ndim - 2))
             return np.where(absent, a[somewhere], a)
 
-        return (filled(join(x)), filled(join(y))), weight
-
-    def on_host(self, tree: Any) -> Any:
-        """Arrays to read, wherever their parts lie."""
-        return super().on_host(gather(tree))
+        return Batch((filled(join(x)), filled(join(y))), weight)  # type: ignore[arg-type]
 
     # --- checkpoints --------------------------------------------------------------------------
 
@@ -275,16 +278,16 @@ class SharedLearner(Learner):
     def save(self) -> None:
         """A checkpoint of all processes, written by the first. All of them must call it."""
         one_for_all(lambda: os.fsync(self._lines) if self.parts > 1 else None)
-        self._whole = {"state": gather(self.state), **({"parts": self._parts()} if self.parts > 1 else {})}
+        self._whole = {"state": gather(self.engine.state), **({"parts": self._parts()} if self.parts > 1 else {})}
         one_for_all(super().save if leads() else lambda: None)
         if not leads():
             self.saves += 1
 
-    def tree(self) -> dict[str, Any]:
+    def tree(self) -> Json:
         """All that the run is, with the particles of all processes as they were at the last `save`."""
         return {**super().tree(), **self._whole}
 
-    def _parts(self) -> list[dict[str, Any]]:
+    def _parts(self) -> list[Json]:
         """How far each process has read, and what waits there. The counts of all processes become known to all."""
         x, y = self.waiting
         before = self._before
@@ -309,10 +312,10 @@ class SharedLearner(Learner):
             for head, rows, targets in zip(heads, xs, ys, strict=True)
         ]
 
-    def restore(self, tree: Any) -> Self:
-        """Go on from a checkpoint, with as many processes as there are; with the same files, if each has its own."""
+    def restore(self, tree: Json) -> Self:
+        """Resume from a checkpoint, with as many processes as there are; with the same files, if each has its own."""
         super().restore(tree)
-        self.state = place(self.state, self._mesh)
+        self.engine.state = place(self.engine.state, self._mesh)
         self._before = Counts(self.rejected, self.filled, dict(self.kinds))
         if self.parts > 1:
             try:

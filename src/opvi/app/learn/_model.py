@@ -1,0 +1,105 @@
+"""The model behind a run: the recommended regressor or classifier, by settings that a run's folder keeps."""
+
+import json
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import jax
+import numpy as np
+
+from opvi._steps import compiled
+from opvi.app.learn._directory import RunDirectory, RunError
+from opvi.app.tables import Block, Json, Schema, TableError
+from opvi.predictive import Predictive
+from opvi.running._rows import size_of
+from opvi.tracking import classifier, regressor, remembering, watched
+from opvi.tracking._regressor import EARLY_ROWS
+from opvi.tracking._wrapped import Wrapped, WrappedInfo, Wrapper, wrapped_info
+from opvi.types import Batch, Key, Predicted, Sampler
+
+MOST_BYTES = 1 << 30  # of a model's state
+HIDDEN = {"regression": (50,), "classification": (100,)}
+SAMPLE = 256  # rows kept for the report, a uniform sample of all that were learnt
+
+
+class Settings(NamedTuple):
+    """What a user may choose about the model; the rest follows from the data."""
+
+    hidden: tuple[int, ...] | None = None  # None: what the task recommends
+    particles: int = 20
+    half_life: float | None = None
+    memory_rows: int = 0
+    warm_up: int = EARLY_ROWS
+    seed: int = 0
+
+
+def model(schema: Schema, settings: Settings) -> Sampler:
+    """Return the sampler for a schema: it sounds an alarm when the data change, and keeps a sample of the rows."""
+    columns, particles, half_life = len(schema.features), settings.particles, settings.half_life
+    hidden = widths(schema.task, settings)
+    made: Sampler
+    if schema.task == "regression":
+        made = regressor(columns, hidden=hidden, particles=particles, half_life=half_life, warm_up=settings.warm_up)
+    else:
+        count = max(2, len(schema.classes))
+        made = classifier(columns, count, hidden=hidden, particles=particles, half_life=half_life)
+        made = _Predicting(made)
+    row = np.zeros((1, columns), np.float32), np.zeros(1, np.float32)
+    if settings.memory_rows:
+        made = remembering(made, settings.memory_rows, example=row)
+    made = watched(remembering(made, SAMPLE, again=0, example=row))
+    size = size_of(jax.eval_shape(made.init, jax.random.key(0)))
+    if size > MOST_BYTES:  # before it takes the memory
+        raise ValueError(
+            f"the model would have {size / 2**30:.1f} GiB, and several times that while it learns, but at most "
+            f"{MOST_BYTES / 2**30:g} is allowed. Leave out columns, take fewer particles, or fewer classes; a linear "
+            "classifier grows with the square of columns times classes, one with hidden layers far less."
+        )
+    return made
+
+
+@dataclass(frozen=True)
+class _Predicting(Wrapper):
+    """On its way out: a classifier that does not say yet what it predicted."""
+
+    def step(self, key: Key, state: Wrapped, batch: Batch) -> tuple[Wrapped, WrappedInfo]:
+        return _predicting(self, key, state, batch)
+
+
+@compiled
+def _predicting(sampler: _Predicting, key: Key, state: Wrapped, batch: Batch) -> tuple[Wrapped, WrappedInfo]:
+    x, y = batch.data
+    said: Predictive = sampler.sampler.predict(state.inner, x)  # type: ignore[assignment]
+    inner, info = sampler.sampler.step(key, state.inner, batch)
+    predicted = Predicted(said.log_density(y), probabilities=said.probabilities())
+    return Wrapped(inner, (), inner.round, inner.rows), wrapped_info(info)._replace(predicted=predicted)
+
+
+def widths(task: str, settings: Settings) -> tuple[int, ...]:
+    """Return the widths of the hidden layers in use."""
+    return HIDDEN[task] if settings.hidden is None else tuple(settings.hidden)
+
+
+def described(schema: Schema, settings: Settings) -> str:
+    """Return columns and model as a string, which every checkpoint carries: it belongs to these and to no others."""
+    return json.dumps([schema.to_json(), settings._asdict()], sort_keys=True)
+
+
+def about_model(run: RunDirectory, about: Json) -> tuple[Schema, Settings]:
+    """Return the schema and the settings that a run's folder names."""
+    try:
+        settings = Settings(**about["settings"])
+        hidden = None if settings.hidden is None else tuple(settings.hidden)
+        return Schema.from_json(about["schema"]), settings._replace(hidden=hidden)
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
+        raise RunError(f"{run.path / 'run.json'} is damaged: it does not describe a model ({error}).") from None
+
+
+def check_columns(schema: Schema, block: Block, name: str) -> None:
+    """Refuse a source that lacks a column; in JSON lines a key that is not there is a missing value."""
+    absent = schema.absent([*block.columns, *block.nested])
+    if absent and not block.open:
+        more = f" nor {len(absent) - 1} others" if len(absent) > 1 else ""
+        raise TableError(
+            f"{name} has no column {absent[0]!r}{more}, from which the run learns. Add it; it may be empty."
+        )

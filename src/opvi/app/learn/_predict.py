@@ -1,0 +1,115 @@
+"""Predictions of a run for the rows of a table."""
+
+from collections.abc import Iterator, Sequence
+from typing import NamedTuple
+
+import jax.numpy as jnp
+import numpy as np
+
+from opvi.app.learn import _scores as scoring
+from opvi.app.learn._directory import RunDirectory, RunError
+from opvi.app.learn._model import Settings, about_model, check_columns, described, model
+from opvi.app.tables import Json, Rejected, Schema, Source, TableError
+from opvi.predictive import Predictive
+from opvi.running import CheckpointError, Engine
+from opvi.running._checkpoint import shaped
+from opvi.types import Array, ArrayLike, Sampler
+
+Columns = dict[str, ArrayLike]  # by their names
+
+
+class Learnt(NamedTuple):
+    """A run as its last good checkpoint left it."""
+
+    about: Json
+    schema: Schema
+    settings: Settings
+    sampler: Sampler
+    tree: Json
+    damaged: list[str]  # newer checkpoints that were passed over
+
+
+def learnt(run: RunDirectory) -> Learnt:
+    """Read a run; nothing in its folder is changed."""
+    about = run.about()
+    schema, settings = about_model(run, about)
+    try:
+        sampler = model(schema, settings)
+    except (TypeError, ValueError) as error:
+        raise RunError(f"{run.path / 'run.json'} describes a model that cannot be made: {error}") from None
+    kept = run.checkpoints
+    tree = kept.newest()
+    if tree is None and kept.damaged:
+        raise RunError(
+            f"{run.path} has no checkpoint that is whole; the newest: {kept.damaged[0]} Learn again from the first "
+            "row: `opvi learn … --resume`."
+        )
+    if tree is None:
+        raise RunError(f"{run.path} has no checkpoint yet. Let it learn first: `opvi learn … --resume`.")
+    if not isinstance(tree, dict) or not {"state", "scores", "places", "kinds"} <= set(tree):
+        raise RunError(f"the checkpoints of {run.path} hold something else than a run.")
+    try:
+        fits = tree.get("about") == described(schema, settings)
+        tree = shaped(tree, {"state": sampler, "scores": scoring.start(schema.task, len(schema.classes))})
+    except CheckpointError:
+        fits = False
+    if not fits:
+        raise RunError(
+            f"{run.path / 'run.json'} describes other columns or another model than the checkpoints were saved with. "
+            "Bring the old one back."
+        )
+    return Learnt(about, schema, settings, sampler, tree, kept.damaged)
+
+
+def predict(
+    known: Learnt, source: Source, quantiles: Sequence[float] = (0.05, 0.5, 0.95)
+) -> Iterator[tuple[Columns, list[Rejected]]]:
+    """Yield columns of predictions, block by block, one row for every row of the source.
+
+    Rows that break the schema have gaps for predictions and are handed on beside them.
+
+    Args:
+        known: a run.
+        source: rows without a target, or with one that is not looked at.
+        quantiles: of a regression's predictive.
+    """
+    if known.schema.task == "regression" and not all(0 < q < 1 for q in quantiles):
+        raise TableError(f"the quantiles are {list(quantiles)}, but each must lie strictly between 0 and 1.")
+    engine = Engine(known.sampler, known.settings.seed, state=known.tree["state"])
+    levels = tuple(float(q) for q in quantiles)
+    some = False
+    for block in source.blocks():
+        some = True
+        check_columns(known.schema, block, source.name)
+        encoded = known.schema.encode(block, with_target=False)
+        at = encoded.row - block.first
+        columns: Columns = {"row": np.arange(block.first, block.first + block.rows)}
+        for name, values in _predicted(engine, known.schema, encoded.x, levels).items():
+            wide = np.full(block.rows, None if values.dtype == object else np.nan, values.dtype)
+            wide[at] = values
+            columns[name] = wide
+        yield columns, encoded.rejected
+    if not some:  # the names of the columns all the same
+        nothing = np.zeros((0, len(known.schema.features)), np.float32)
+        yield {"row": np.arange(0), **_predicted(engine, known.schema, nothing, levels)}, []
+
+
+def _predicted(engine: Engine, schema: Schema, x: np.ndarray, levels: tuple[float, ...]) -> dict[str, np.ndarray]:
+    """Predictions for encoded rows, by the names of their columns."""
+    asked = x if len(x) else np.zeros((1, x.shape[1]), x.dtype)  # without rows there is no question
+    if schema.task == "regression":
+        names = ["mean", "sd", *(f"q{q:g}" for q in levels)]
+        return dict(zip(names, engine.ask(asked, _numbers, levels)[: len(x)].T, strict=True))
+    probabilities = engine.ask(asked, _probabilities)[: len(x), : len(schema.classes)]
+    named = np.array(schema.classes, object)[probabilities.argmax(1)]
+    return {"prediction": named, **{f"p={label}": p for label, p in zip(schema.classes, probabilities.T, strict=True)}}
+
+
+def _numbers(predictive: Predictive, levels: tuple[float, ...]) -> Array:
+    """Mean, standard deviation and quantiles, `[rows, …]`."""
+    quantiles = predictive.quantile(levels) if levels else ()
+    return jnp.stack([predictive.mean(), predictive.sd(), *quantiles], 1)
+
+
+def _probabilities(predictive: Predictive) -> Array:
+    return predictive.probabilities()

@@ -1,0 +1,73 @@
+"""A run as the report shows it."""
+
+import platform
+from importlib.metadata import version
+
+import numpy as np
+
+from opvi.app.learn import _scores as scoring
+from opvi.app.learn._model import widths
+from opvi.app.learn._predict import Learnt
+from opvi.app.report import Contents, effects, projection
+from opvi.tracking import kept_rows
+
+
+def versions() -> dict[str, str]:
+    """Return the versions of everything that has a say in the numbers."""
+    names = ("opvi", "jax", "jaxlib", "numpy", "optax", "pyarrow")
+    return {"python": platform.python_version(), **{name: version(name) for name in names}}
+
+
+def _settings(known: Learnt) -> dict[str, str]:
+    """The settings in words."""
+    settings, schema = known.settings, known.schema
+    hidden = widths(schema.task, settings)
+    told = {
+        "target": schema.target,
+        "task": schema.task,
+        "inputs": f"{len(schema.features)} encoded from {len(set(schema.origin))} columns",
+        "hidden layers": " × ".join(map(str, hidden)) if hidden else "none: a linear model",
+        "particles": str(settings.particles),
+        "half-life": f"{settings.half_life:g} rows" if settings.half_life else "determined from the data",
+        "seed": str(settings.seed),
+        "model": known.sampler.about,
+    }
+    if settings.memory_rows:
+        told["rows kept to learn from again"] = f"{settings.memory_rows:,}"
+    return told
+
+
+def contents(known: Learnt, title: str, command: str) -> Contents:
+    """Return all that the page shows; effects and projections are computed here."""
+    schema, tree = known.schema, known.tree
+    summary = scoring.summary(tree["scores"], schema.task)
+    state, classes = tree["state"], list(schema.classes)
+    refused = (
+        f"{summary.refused:,} batches taught nothing, because their update was not finite. Look at extreme values."
+    )
+    made = Contents(
+        title=title,
+        task="regression" if schema.task == "regression" else "classification",
+        target=schema.target,
+        classes=classes,
+        rows=int(state.rows),
+        rejected=dict(tree["kinds"]),
+        filled=tree["filled"],
+        finished=tree["finished"],
+        total=summary.total,
+        baseline=summary.baseline,
+        curve=summary.curve,
+        calibration=summary.calibration,
+        alarms=summary.alarms,
+        settings=_settings(known),
+        versions={**known.about.get("versions", {})},
+        command=command,
+        notes=[*schema.notes, *known.damaged, *([refused] if summary.refused else [])],
+    )
+    sample = np.asarray(kept_rows(state)[0])
+    if not len(sample):
+        return made
+    return made._replace(
+        effects=effects(known.sampler, state, sample, schema.features, schema.origin, classes),
+        posterior=projection(known.sampler, state, sample, schema.features, classes),
+    )
