@@ -9,7 +9,7 @@ import math
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import jax
 import jax.numpy as jnp
@@ -270,7 +270,7 @@ def best_rows(source: data.Regression, size: Size) -> list[Row]:
             state, history = opvi.run(learner.tracker, batches, 7 + index)
             if int(state.rows) != sum(sizes):
                 raise AssertionError(f"{int(state.rows)} rows, not {sum(sizes)}.")
-            predictive = learner.tracker.predict(state, split.test[0])
+            predictive = cast(opvi.Predictive, learner.tracker.predict(state, split.test[0]))
             y = jnp.asarray(split.test[1], state.particles.dtype)
             return {
                 "rmse": split.scale * float(opvi.metrics.rmse(predictive, y)),

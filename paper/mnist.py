@@ -148,7 +148,7 @@ def best_rows(source: data.Classification, size: Size) -> list[Row]:
 # --- one trial --------------------------------------------------------------------------------
 
 
-def looker(source: data.Classification, predict: Callable[[Any, Array], opvi.Predictive]) -> Callable[[Any], Any]:
+def looker(source: data.Classification, predict: Callable[[Any, Array], Any]) -> Callable[[Any], Any]:
     """Accuracy, NLL and calibration error of a state on the test rows, compiled once."""
     x, y = jnp.asarray(source.X_test), jnp.asarray(source.y_test)
 

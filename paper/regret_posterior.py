@@ -128,7 +128,6 @@ def _part(sampler: HalfFlow, x: Particles, A: Array, share: Array, batch: Batch)
     return x + jnp.linalg.solve(A + F, g.T + sampler.repulsion * F @ jnp.linalg.solve(A + F, away)).T, A + F
 
 
-@cache
 def methods() -> dict[str, tuple[Sampler, dict[str, Any]]]:
     """The samplers compared on the Gaussian model, and what the results' file says about them."""
     target = location()
@@ -150,7 +149,6 @@ def methods() -> dict[str, tuple[Sampler, dict[str, Any]]]:
     }
 
 
-@cache
 def drifting() -> dict[str, tuple[Sampler, dict[str, Any]]]:
     """Those that forget, or never remembered."""
     return {
@@ -236,7 +234,6 @@ def mixture_trial(name: str, size: Size, seed: int) -> Record:
     }
 
 
-@cache
 def _mixture_samplers() -> dict[str, Sampler]:
     target = opvi.gaussian_mixture()
     field = opvi.flows.fields.svgd(opvi.flows.kernels.rbf(normalised=True), opvi.flows.kernels.median_awgf())

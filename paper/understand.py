@@ -87,7 +87,6 @@ def _posterior_checks(book: Book) -> list[Check]:
 GAIN = 0.2  # α κ B: how far a round moves the particles towards the best point of its batch
 
 
-@cache
 def flow(batch: int, repulsion: float, prior_weight: Any = opvi.schedules.vanishing, gain: float = GAIN) -> Sampler:
     """OPVI's update with the batch sum, and no kernel."""
     target, step = mean_of_rows(), gain / batch
@@ -111,10 +110,9 @@ def scalings(rows: int) -> dict[str, tuple[Sampler, int, float]]:
     }
 
 
-@cache
 def laws() -> dict[str, tuple[Sampler, int, float]]:
     """The batch sum under many settings: it should settle on (B + η)/λ rows."""
-    out = {}
+    out: dict[str, tuple[Sampler, int, float]] = {}
     for batch, repulsion in ((b, r) for b in (5, 20, 80) for r in (0.03, 0.1, 1.0)):
         out[f"law: B = {batch}, λ = {repulsion:g}"] = flow(batch, repulsion), batch, batch / repulsion
     for repulsion in (0.03, 0.1, 1.0):
@@ -122,10 +120,9 @@ def laws() -> dict[str, tuple[Sampler, int, float]]:
     return out
 
 
-@cache
 def kernels() -> dict[str, tuple[Sampler, int, float]]:
     """The same with SVGD's kernel, which moves particles at the edge less; noise is shared alike if steps are short."""
-    out = {}
+    out: dict[str, tuple[Sampler, int, float]] = {}
     for repulsion in (0.1, 1.0):
         kernel = opvi.opvi(mean_of_rows(), step=0.1 / BATCH, repulsion=repulsion)
         out[f"law: B = {BATCH}, λ = {repulsion:g}, SVGD's kernel"] = kernel, BATCH, BATCH / repulsion
@@ -190,6 +187,7 @@ def _scaling_checks(book: Book) -> list[Check]:
 # --- repulsion and coverage -------------------------------------------------------------------
 
 REPULSIONS = (0.03, 0.1, 0.3, 1.0)
+EXACT = "exact posterior"
 GAINS = {"long step": 0.8, "middle step": 0.2, "short step": 0.02}
 
 
@@ -205,16 +203,16 @@ def repelled() -> dict[str, Sampler]:
 
 
 @cache  # two experiments show them
-def coverage_trial(sampler: Sampler | None, size: Size, seed: int) -> Record:
+def coverage_trial(name: str, size: Size, seed: int) -> Record:
     """In the second half of the streams: how wide particles lie, how far their mean is off, and if 90 % is 90 %.
 
-    None stands for the exact posterior.
+    `EXACT` stands for the exact posterior.
     """
     data = streams(seed, size.streams, size.rounds, opvi.schedules.static(BATCH))
     exact_mean, exact_sd = exact(data)
     mean, sd = (exact_mean, exact_sd[None] + 0 * exact_mean)
-    if sampler is not None:
-        mean, sd = follow(sampler, data, start(size.particles), seed)
+    if name != EXACT:
+        mean, sd = follow(repelled()[name], data, start(size.particles), seed)
     late = slice(size.rounds // 2, None)
     off = (mean - data.truth)[:, late]
     before = np.concatenate([np.zeros((size.streams, 1)), mean[:, :-1]], 1)  # what each round begins with
@@ -230,10 +228,10 @@ def coverage_trial(sampler: Sampler | None, size: Size, seed: int) -> Record:
 def repulsion(smoke: bool) -> Experiment:
     """Coverage of the particles' 90 % interval."""
     size = size_of(smoke)
-    rows = [Row(name, {}, partial(coverage_trial, sampler, size)) for name, sampler in repelled().items()]
-    rows.append(Row("exact posterior", {}, partial(coverage_trial, None, size)))
+    rows = [Row(name, {}, partial(coverage_trial, name, size)) for name in repelled()]
+    rows.append(Row(EXACT, {}, partial(coverage_trial, EXACT, size)))
     if smoke:
-        rows = [row for row in rows if row.name in ("λ = 0.1, long step", "exact posterior")]
+        rows = [row for row in rows if row.name in ("λ = 0.1, long step", EXACT)]
     return experiment_of(
         "repulsion",
         smoke,
@@ -266,7 +264,6 @@ def _repulsion_checks(book: Book) -> list[Check]:
 DESCENT = 0.4  # step of online MAP; the cost's curvature is 1
 
 
-@cache
 def descents() -> dict[str, tuple[Sampler, BatchRule]]:
     """Online MAP with the paper's batches, and with steps that shrink."""
     target = mean_of_rows()
@@ -300,7 +297,7 @@ def regret(smoke: bool) -> Experiment:
         Row(name, {"step": DESCENT}, partial(regret_trial, sampler, rule, size))
         for name, (sampler, rule) in descents().items()
     ]
-    particles = [Row(name, {}, partial(coverage_trial, sampler, size)) for name, sampler in repelled().items()]
+    particles = [Row(name, {}, partial(coverage_trial, name, size)) for name in repelled()]
     rows += particles[:1] if smoke else particles
     return experiment_of(
         "regret",
