@@ -85,6 +85,12 @@ class Info(Protocol):
 class Prediction(Protocol):
     """The posterior predictive at some rows, as far as every sampler's has it; see `opvi.Predictive`."""
 
+    def mean(self) -> Array:
+        """Return the predictive mean of each row."""
+
+    def probabilities(self) -> Array:
+        """Return the class probabilities of each row."""
+
     def log_density(self, y: Array) -> Array:
         """Return the log predictive density of y, row by row."""
 

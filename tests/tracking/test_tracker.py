@@ -19,9 +19,9 @@ KEY = jax.random.key(0)
         (opvi.gaussian_mixture(), {}, "SL-OPVI, 100 particles, no stored rows"),
         (opvi.gaussian_mixture(), {"example": np.zeros(1, np.float32)}, "a window of 500 rows"),
         (opvi.mlp(8, (50,), prior_variance=None), {}, "full covariances: 501 parameters take 20 of 64 MB"),
-        (opvi.mlp(8, (50,), prior_variance=None), {"memory": 5e6}, "blocks of"),
+        (opvi.mlp(8, (50,), prior_variance=None), {"budget": 5e6}, "blocks of"),
         (opvi.mlp(8, (50,), prior_variance=None), {"half_life": math.inf}, "nothing is forgotten"),
-        (opvi.mlp(300, (40,), opvi.categorical(), outputs=3, prior_variance=None), {"memory": 1e6}, "KFAC"),
+        (opvi.mlp(300, (40,), opvi.categorical(), outputs=3, prior_variance=None), {"budget": 1e6}, "KFAC"),
         (opvi.mlp(8, (50,), prior_variance=opvi.targets.Gamma()), {}, "first-order OPVI"),
     ],
 )
@@ -49,13 +49,13 @@ def test_equal_settings_are_equal():
 
 def test_wrong_orders_are_refused():
     target = opvi.mlp(8, (50,), prior_variance=opvi.targets.Gamma())
-    with pytest.raises(ValueError, match="`replay_rows` is 100, but .* give `example`"):
-        opvi.tracker(target, replay_rows=100)
+    with pytest.raises(ValueError, match="`memory_rows` is 100, but .* give `example`"):
+        opvi.tracker(target, memory_rows=100)
     with pytest.raises(ValueError, match="`half_life` is 50"):
         opvi.tracker(target, half_life=50)
     with pytest.raises(TypeError, match="`target` is a int, but a tracker needs an `opvi.Target`"):
         opvi.tracker(5)
-    for name in ("particles", "memory"):
+    for name in ("particles", "budget"):
         with pytest.raises(ValueError, match=f"`{name}` is 0, but must be greater than 0"):
             opvi.tracker(target, **{name: 0})
     tracker = opvi.tracker(opvi.gaussian_mixture())

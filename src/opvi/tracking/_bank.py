@@ -2,22 +2,23 @@ r"""A bank of trackers: their predictions mixed by weights that follow the prequ
 
 import math
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from dataclasses import dataclass
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 import optax
 from jax.scipy.special import logsumexp
 
-from opvi._steps import compiled
+from opvi._steps import compiled, mean_over
 from opvi.predictive import Predictive
-from opvi.types import Array, Batch, Key, Tracker
+from opvi.types import Array, Batch, Key, Predicted, Sampler, Scalar, Start, State, Tree
 
 ROUND = 20  # rows over which a weight changes by `rate`, and `share` is given back
 LARGEST_RATIO = 10.0  # one row that a member alone foresaw must not hand it the whole bank
 
 
-def start(members: int, dtype: Any) -> Array:
+def start(members: int, dtype: jnp.dtype) -> Array:
     """Even log weights `[K]`."""
     return jnp.full(members, -math.log(members), dtype)
 
@@ -53,7 +54,7 @@ def update(log_weights: Array, log_density: Array, weight: Array, *, rate: float
 class BankState(NamedTuple):
     """What the next round needs, and nothing else."""
 
-    members: tuple[Any, ...]
+    members: tuple[State, ...]
     log_weights: Array  # [K]
     round: Array
     rows: Array
@@ -68,13 +69,45 @@ class BankInfo(NamedTuple):
     """What a round did, for readers; never fed back."""
 
     rows: Array
-    log_predictive: Array
-    drift: Array
+    log_predictive: Scalar
+    drift: Scalar
     finite: Array
     weights: Array  # [K]: before the round
+    predicted: Predicted | None = None  # for each row, before learning
 
 
-def bank(members: Sequence[Tracker], *, rate: float = 0.5, share: float = 0.002) -> Tracker:
+@dataclass(frozen=True)
+class Bank:
+    """Settings of `bank`."""
+
+    members: tuple[Sampler, ...]
+    rate: float
+    share: float
+
+    def init(self, key: Key, particles: Start = None) -> BankState:
+        """Return the state before any row, every member with particles of its own."""
+        states = tuple(m.init(jax.random.fold_in(key, i), particles) for i, m in enumerate(self.members))
+        zero = jnp.zeros((), jnp.int32)
+        return BankState(states, start(len(states), states[0].particles.dtype), zero, zero)
+
+    def step(self, key: Key, state: BankState, batch: Batch) -> tuple[BankState, BankInfo]:
+        """Predict a batch `(X, y)`, and let every member learn from it."""
+        return _step(self, key, state, batch)
+
+    def predict(self, state: BankState, x: Tree) -> Predictive:
+        """Return the mixture of the members' predictives at inputs x."""
+        return mixed(_each(self, state, x), state.log_weights)
+
+    @property
+    def about(self) -> str:
+        """One line: what was chosen, and why."""
+        return f"a bank of {len(self.members)} trackers, mixed by their prequential scores"
+
+    def __str__(self) -> str:
+        return self.about
+
+
+def bank(members: Sequence[Sampler], *, rate: float = 0.5, share: float = 0.002) -> Bank:
     r"""Several trackers as one: each learns by itself, and their predictions are mixed by `update`'s weights.
 
     $$p(y \mid x) = \sum_k w_k\, p_k(y \mid x)$$
@@ -84,46 +117,39 @@ def bank(members: Sequence[Tracker], *, rate: float = 0.5, share: float = 0.002)
         rate: see `update`.
         share: see `update`.
     """
-    members = tuple(members)
     if not members:
         raise ValueError("`members` is empty, but a bank needs at least one tracker.")
     if not rate >= 0 or not 0 <= share < 1:
         raise ValueError(f"`rate` and `share` are {rate} and {share}, but rate ≥ 0 and 0 ≤ share < 1 are needed.")
+    return Bank(tuple(members), rate, share)
 
-    def init(key: Key, particles: Any = None) -> BankState:
-        states = tuple(m.init(jax.random.fold_in(key, i), particles) for i, m in enumerate(members))
-        zero = jnp.zeros((), jnp.int32)
-        return BankState(states, start(len(members), states[0].particles.dtype), zero, zero)
 
-    @compiled
-    def step(key: Key, state: BankState, batch: Batch) -> tuple[BankState, BankInfo]:
-        x, y = batch.data
-        predictives = [m.predict(s, x) for m, s in zip(members, state.members, strict=True)]
-        log_density = jnp.stack([p.log_density(y) for p in predictives])
-        done = [
-            m.step(jax.random.fold_in(key, i), s, batch)
-            for i, (m, s) in enumerate(zip(members, state.members, strict=True))
-        ]
-        states, infos = tuple(s for s, _ in done), [info for _, info in done]
-        weight = jnp.asarray(batch.weight).astype(log_density.dtype)
-        rows = logsumexp(state.log_weights[:, None] + log_density, axis=0)
-        log_predictive = (rows * weight).sum() / jnp.maximum(weight.sum(), 1e-30)
-        log_weights = update(state.log_weights, log_density, weight, rate=rate, share=share)
-        good = jnp.isfinite(log_weights).all()
-        info = BankInfo(
-            infos[0].rows,
-            log_predictive,
-            jnp.stack([i.drift for i in infos]).mean(),
-            jnp.stack([i.finite for i in infos]).all() & good,
-            jnp.exp(state.log_weights),
-        )
-        log_weights = jnp.where(good, log_weights, state.log_weights)
-        return BankState(states, log_weights, optax.safe_increment(state.round), infos[0].rows), info
+def _each(sampler: Bank, state: BankState, x: Tree) -> list[Predictive]:
+    pairs = zip(sampler.members, state.members, strict=True)
+    return [m.predict(s, x) for m, s in pairs]  # type: ignore[misc]
 
-    def predict(state: BankState, x: Any) -> Predictive:
-        return mixed([m.predict(s, x) for m, s in zip(members, state.members, strict=True)], state.log_weights)
 
-    return Tracker(init, step, predict, f"a bank of {len(members)} trackers, mixed by their prequential scores")
+@compiled
+def _step(sampler: Bank, key: Key, state: BankState, batch: Batch) -> tuple[BankState, BankInfo]:
+    x, y = batch.data
+    log_density = jnp.stack([p.log_density(y) for p in _each(sampler, state, x)])
+    pairs = enumerate(zip(sampler.members, state.members, strict=True))
+    done = [m.step(jax.random.fold_in(key, i), s, batch) for i, (m, s) in pairs]
+    states, infos = tuple(s for s, _ in done), [info for _, info in done]
+    weight = jnp.asarray(batch.weight).astype(log_density.dtype)
+    rows = logsumexp(state.log_weights[:, None] + log_density, axis=0)
+    log_weights = update(state.log_weights, log_density, weight, rate=sampler.rate, share=sampler.share)
+    good = jnp.isfinite(log_weights).all()
+    info = BankInfo(
+        infos[0].rows,
+        mean_over(batch._replace(weight=weight), rows),
+        jnp.stack([i.drift for i in infos]).mean(),
+        jnp.stack([i.finite for i in infos]).all() & good,
+        jnp.exp(state.log_weights),
+        Predicted(rows),
+    )
+    log_weights = jnp.where(good, log_weights, state.log_weights)
+    return BankState(states, log_weights, optax.safe_increment(state.round), infos[0].rows), info
 
 
 def mixed(predictives: Sequence[Predictive], log_weights: Array) -> Predictive:
