@@ -11,7 +11,6 @@ import optax
 
 import opvi
 from benchmarks.rivals.scoring import Forecast, Scaled, timed
-from opvi.filters._linear_ekf import predict_linear
 from paper.classification import BATCH, Stream
 
 HIDDEN = 50  # of a regression, as in `opvi.regressor`
@@ -224,19 +223,19 @@ def _cross_entropy(logits: jax.Array, y: jax.Array) -> jax.Array:
 def linear_filter(stream: Stream, setting: dict[str, float], seed: int) -> tuple[Any, Any, float]:
     """Softmax regression by `opvi.linear_ekf`, alone: the classical method, without the networks and the mixture."""
     X, _ = standardised(stream)
-    algorithm = opvi.linear_ekf(X.shape[1], stream.classes, **setting)
+    sampler = opvi.linear_ekf(X.shape[1], stream.classes, **setting)
     key = jax.random.key(seed)
 
     def run(state: Any, X: jax.Array, y: jax.Array) -> jax.Array:
         def one(state: Any, rows: Any) -> Any:
-            p = jnp.exp(predict_linear(state, rows[0], stream.classes).log_probabilities()[0])
-            return algorithm.step(key, state, opvi.Batch(rows, jnp.ones(BATCH, p.dtype)))[0], p
+            p = sampler.predict(state, rows[0]).probabilities()
+            return sampler.step(key, state, opvi.Batch(rows, jnp.ones(BATCH, p.dtype)))[0], p
 
         return jax.lax.scan(one, state, (X, y))[1]
 
     y = stream.y[: len(X)].astype(np.int32).reshape(-1, BATCH)
     batches = jnp.asarray(X.reshape(-1, BATCH, X.shape[1])), jnp.asarray(y)
-    p, seconds = timed(run, algorithm.init(key), *batches)
+    p, seconds = timed(run, sampler.init(key), *batches)
     return np.asarray(p).reshape(len(X), -1), None, seconds
 
 
