@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Callable
+from dataclasses import dataclass
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -11,7 +12,7 @@ import numpy as np
 import optax
 
 import opvi
-from opvi.filters._linear_ekf import predict_linear
+from opvi.types import Sampler
 from paper import data
 
 SEEDS, TUNING = (0, 1, 2), 3  # the streams that are reported, and the one on which steps are chosen
@@ -34,40 +35,48 @@ class Rows(NamedTuple):
     known: Any = None  # not None where the exact posterior is known
 
 
-class Sampler(NamedTuple):
-    """A line of a table: how it is made from a step, and what the step may be."""
+class Choice(NamedTuple):
+    """A line of a table: how its sampler is made from a step, and what the step may be."""
 
-    make: Callable[[Any], opvi.Tracker]
+    make: Callable[[float], Any]
     target: opvi.Target | None = None  # whose parameters the particles are
     steps: tuple[float, ...] = ()  # none: there is nothing to tune
 
 
+@dataclass(frozen=True)
+class Plain:
+    """A sampler with so many particles, which alone predict."""
+
+    inner: Sampler
+    target: opvi.Target
+    particles: int
+    from_prior: bool = False  # of variance 1; a model's own start is narrower
+
+    def init(self, key: Any) -> Any:
+        drawn = jax.random.normal(key, (self.particles, self.target.dim)) if self.from_prior else self.particles
+        return self.inner.init(key, drawn)
+
+    def step(self, key: Any, state: Any, batch: opvi.Batch) -> Any:
+        return self.inner.step(key, state, batch)
+
+    def predict(self, state: Any, x: Any) -> opvi.Predictive:
+        return opvi.predict(self.target, state.particles, x)
+
+
 class Wrap(NamedTuple):
-    """How samplers of a target become trackers."""
+    """How samplers of a target are made to predict."""
 
     target: opvi.Target
     calibrated: bool = False
 
-    def __call__(self, algorithm: opvi.Algorithm, particles: int) -> opvi.Tracker:
+    def __call__(self, sampler: Sampler, particles: int) -> Any:
         if self.calibrated:
-            return opvi.calibrated(algorithm, self.target, particles=particles)
+            return opvi.calibrated(sampler, self.target, particles=particles)
+        return Plain(sampler, self.target, particles)
 
-        def predict(state: Any, x: Any) -> opvi.Predictive:
-            return opvi.predict(self.target, state.particles, x)
-
-        return opvi.Tracker(lambda key: algorithm.init(key, particles), algorithm.step, predict, "")
-
-    def settled(self, algorithm: opvi.Algorithm, particles: int) -> Sampler:
+    def settled(self, sampler: Sampler, particles: int) -> Choice:
         """A sampler without a step."""
-        return Sampler(lambda _: self(algorithm, particles), self.target)
-
-    def from_prior(self, algorithm: opvi.Algorithm, particles: int) -> Sampler:
-        """The same, started from draws of a prior of variance 1; a model's own start is narrower."""
-
-        def init(key: Any) -> Any:
-            return algorithm.init(key, jax.random.normal(key, (particles, self.target.dim)))
-
-        return Sampler(lambda _: self(algorithm, particles)._replace(init=init), self.target)
+        return Choice(lambda _: self(sampler, particles), self.target)
 
 
 # --- streams ----------------------------------------------------------------------------------
@@ -141,7 +150,7 @@ def moving_rows(seed: int, size: int = 10_000, turn: float = 0.0) -> Rows:
 # --- samplers ---------------------------------------------------------------------------------
 
 
-def first_order_samplers(wrap: Wrap, particles: int, drifts: bool, example: Any) -> dict[str, Sampler]:
+def first_order_samplers(wrap: Wrap, particles: int, drifts: bool, example: Any) -> dict[str, Choice]:
     """Everything that takes a step. On a still stream the likelihood stands for all rows seen and steps shrink."""
     target, scale = wrap.target, opvi.schedules.batch_sum if drifts else opvi.schedules.seen
 
@@ -152,13 +161,13 @@ def first_order_samplers(wrap: Wrap, particles: int, drifts: bool, example: Any)
     def plain(step: Any) -> Callable[[Any], Any]:
         return lambda t: step * (1.0 if drifts else 1 / t)
 
-    def stein(step: Any) -> opvi.Algorithm:
+    def stein(step: Any) -> Sampler:
         return opvi.svgd(target, step=adam(step), likelihood_scale=scale)
 
-    def faster(acceleration: Any, step: Any) -> opvi.Algorithm:
+    def faster(acceleration: Any, step: Any) -> Sampler:
         return opvi.svgd(target, step=plain(step), likelihood_scale=scale, acceleration=acceleration)
 
-    flows: dict[str, Callable[[Any], opvi.Algorithm]] = {
+    flows: dict[str, Callable[[Any], Sampler]] = {
         "opvi, as in the paper": lambda step: opvi.opvi(target, step=adam(step)),
         "svgd": stein,
         "svgd, WAG": partial(faster, opvi.flows.wag()),
@@ -175,26 +184,26 @@ def first_order_samplers(wrap: Wrap, particles: int, drifts: bool, example: Any)
     for name, make in flows.items():
         count = 1 if name == "online_map" else particles
         steps = PLAIN_STEPS if name in ("svgd, WAG", "svgd, WNes", "langevin") else STEPS
-        found[name] = Sampler(lambda step, make=make, count=count: wrap(make(step), count), target, steps)
+        found[name] = Choice(lambda step, make=make, count=count: wrap(make(step), count), target, steps)
     return found | {"first_order": wrap.settled(opvi.tracking.first_order(target), particles)}
 
 
-def linear_samplers() -> dict[str, Sampler]:
+def linear_samplers() -> dict[str, Choice]:
     """For nine parameters; predictions are those of the particles, with the true noise."""
     target, example = opvi.linear_regression(8), (np.zeros((1, 8), np.float32), np.zeros(1, np.float32))
     wrap = Wrap(target)
     return {
         **first_order_samplers(wrap, FEW, False, example),
-        "gain_one": wrap.from_prior(opvi.gain_one(target, substeps=1), FEW),
+        "gain_one": Choice(lambda _: Plain(opvi.gain_one(target, substeps=1), target, FEW, True), target),
         "sl_opvi": wrap.settled(opvi.sl_opvi(target, example=example), FEW),
         "sl_opvi, no rows": wrap.settled(opvi.sl_opvi(target, memory_rows=0), FEW),
         "gauss_newton": wrap.settled(opvi.gauss_newton(target, forgetting=1.0), MANY),
         "kfac": wrap.settled(opvi.kfac(target), MANY),
-        "regressor, linear": Sampler(lambda _: opvi.regressor(8, hidden=())),
+        "regressor, linear": Choice(lambda _: opvi.regressor(8, hidden=())),
     }
 
 
-def network_samplers() -> dict[str, Sampler]:
+def network_samplers() -> dict[str, Choice]:
     """For a network 8-50-1; every sampler's predictions are calibrated online."""
     gamma = opvi.targets.Gamma(1.0, 0.1)
     target = opvi.mlp(8, (50,), opvi.gaussian(gamma), activation=jnp.tanh, prior_variance=gamma)
@@ -205,28 +214,24 @@ def network_samplers() -> dict[str, Sampler]:
         "first_order, replay": wrap.settled(
             opvi.replay(opvi.tracking.first_order(target), example, memory_rows=1000), MANY
         ),
-        "kfac": Sampler(lambda _: opvi.calibrated(opvi.kfac(fixed), fixed, particles=MANY)),
-        "gauss_newton, by tracker": Sampler(lambda _: opvi.tracker(fixed)),
-        "regressor": Sampler(lambda _: opvi.regressor(8)),
+        "kfac": Choice(lambda _: opvi.calibrated(opvi.kfac(fixed), fixed, particles=MANY)),
+        "gauss_newton, by tracker": Choice(lambda _: opvi.tracker(fixed)),
+        "regressor": Choice(lambda _: opvi.regressor(8)),
     }
 
 
-def market_samplers() -> dict[str, Sampler]:
+def market_samplers() -> dict[str, Choice]:
     """For a stream of classes that drifts: logistic regressions of nine parameters, then networks."""
     target, example = opvi.logistic_regression(8), (np.zeros((1, 8), np.float32), np.zeros(1, np.int32))
     net = opvi.mlp(8, (100,), opvi.categorical(), outputs=2, prior_variance=None, weight_spread=math.sqrt(2))
-    wrap, filters = Wrap(target), opvi.linear_ekf(8, 2)
-
-    def say(state: Any, x: Any) -> opvi.Predictive:
-        return opvi.Predictive(predict_linear(state, x, 2))
-
+    wrap = Wrap(target)
     return {
         **first_order_samplers(wrap, FEW, True, example),
         "gain_one": wrap.settled(opvi.gain_one(target, half_life=HALF_LIFE), FEW),
         "sl_opvi, no rows": wrap.settled(opvi.sl_opvi(target, memory_rows=0, half_life=HALF_LIFE), FEW),
         "gauss_newton": wrap.settled(opvi.gauss_newton(target, half_life=HALF_LIFE), MANY),
-        "linear_ekf": Sampler(lambda _: opvi.Tracker(filters.init, filters.step, say, "")),
+        "linear_ekf": Choice(lambda _: opvi.linear_ekf(8, 2)),
         "kfac, a network": Wrap(net, calibrated=True).settled(opvi.kfac(net, half_life=HALF_LIFE), MANY),
-        "classifier, linear": Sampler(lambda _: opvi.classifier(8, 2, hidden=())),
-        "classifier": Sampler(lambda _: opvi.classifier(8, 2)),
+        "classifier, linear": Choice(lambda _: opvi.classifier(8, 2, hidden=())),
+        "classifier": Choice(lambda _: opvi.classifier(8, 2)),
     }

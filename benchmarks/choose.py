@@ -8,7 +8,7 @@ import json
 import math
 import time
 from collections.abc import Callable, Iterator
-from functools import cache, partial
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -19,7 +19,7 @@ from threadpoolctl import threadpool_limits
 
 import opvi
 from benchmarks import choices
-from benchmarks.choices import SEEDS, TUNING, Rows, Sampler
+from benchmarks.choices import SEEDS, TUNING, Choice, Rows
 from benchmarks.machine import machine
 from opvi import metrics
 from opvi.tracking import Wrapped
@@ -35,7 +35,7 @@ TURNS = {"still": 0, "slow drift": 90, "fast drift": 360}  # degrees by which a 
 HALF_LIVES = (30, 60, 125, 250, 500, 1000, 2000, 4000, 8000, math.inf)
 
 
-# --- one pass, compiled once for all steps and seeds ------------------------------------------
+# --- one pass, compiled once for all seeds ----------------------------------------------------
 
 
 class Passed(NamedTuple):
@@ -48,9 +48,9 @@ class Passed(NamedTuple):
     finite: Any  # share of the rounds
 
 
-def pass_over(sampler: Sampler, made: opvi.Tracker | None, batch: int, step: Any, key: Any, rows: Rows) -> Passed:
-    """All full batches, in one loop. What takes no step was made before."""
-    tracker = sampler.make(step) if made is None else made
+@partial(jax.jit, static_argnums=(0, 1, 2))
+def pass_over(tracker: Any, target: opvi.Target | None, batch: int, key: Any, rows: Rows) -> Passed:
+    """All full batches, in one loop."""
     count = len(rows.y) // batch
     batches = tuple(a[: count * batch].reshape(count, batch, *a.shape[1:]) for a in (rows.X, rows.y))
 
@@ -63,8 +63,8 @@ def pass_over(sampler: Sampler, made: opvi.Tracker | None, batch: int, step: Any
     plain: Any = ()
     if rows.X_test is not None:
         said = tracker.predict(state, rows.X_test)
-        if sampler.target is not None and isinstance(state, Wrapped):
-            plain = opvi.predict(sampler.target, state.particles, rows.X_test)
+        if target is not None and isinstance(state, Wrapped):
+            plain = opvi.predict(target, state.particles, rows.X_test)
     past = getattr(state, "past", None)
     covariance = past.matrices[:, 0] if isinstance(state, opvi.filters.GaussNewtonState) else ()
     return Passed(state.particles, covariance, said, plain, finite.mean(dtype=jnp.float32))
@@ -128,46 +128,40 @@ def exact_posterior(rows: Rows) -> tuple[np.ndarray, np.ndarray]:
 # --- a line of a table ------------------------------------------------------------------------
 
 
-def measure(sampler: Sampler, rows_of: Callable[[int], Rows], batch: int = BATCH) -> dict[str, Any]:
+def measure(choice: Choice, rows_of: Callable[[int], Rows], batch: int = BATCH) -> dict[str, Any]:
     """The best step on the tuning stream, then the scores of every seed, and the median cost of a row."""
     streams = {seed: rows_of(seed) for seed in SEEDS}
-    first = (jnp.float32(1), jax.random.key(0), streams[SEEDS[0]])
-    made, one_pass = _programs(sampler, batch)
-    program = one_pass.lower(*first).compile()
+    made = {step: choice.make(step) for step in choice.steps or (1.0,)}
     step, tried = 1.0, {}
-    if sampler.steps:
+    if choice.steps:
         other = rows_of(TUNING)
-        for step in sampler.steps:
-            found = scored(program(jnp.float32(step), jax.random.key(TUNING), other), other, None)
+        for step, sampler in made.items():
+            found = scored(pass_over(sampler, choice.target, batch, jax.random.key(TUNING), other), other, None)
             tried[step] = found["lpd"] if "lpd" in found else -found["log_loss"]
         step = max(tried, key=lambda s: tried[s] if math.isfinite(tried[s]) else -math.inf)
+    one_pass = partial(pass_over, made[step], choice.target, batch)
+    jax.block_until_ready(one_pass(jax.random.key(0), streams[SEEDS[0]]))  # compiles
     seconds: list[float] = []
     trials: list[dict[str, float]] = []
     while len(seconds) < len(SEEDS) or sum(seconds) < AT_LEAST:
         seed = SEEDS[len(seconds) % len(SEEDS)]
         begun = time.perf_counter()
-        out = jax.block_until_ready(program(jnp.float32(step), jax.random.key(seed), streams[seed]))
+        out = jax.block_until_ready(one_pass(jax.random.key(seed), streams[seed]))
         seconds.append(time.perf_counter() - begun)
         if len(trials) < len(SEEDS):
-            trials.append(scored(out, streams[seed], sampler.target))
-    count = len(first[2].y) // batch * batch
-    state, shape = jax.eval_shape(lambda key: (made.init(key), made.init(key).particles), first[1])
+            trials.append(scored(out, streams[seed], choice.target))
+    count = len(streams[SEEDS[0]].y) // batch * batch
+    state = jax.eval_shape(made[step].init, jax.random.key(0))
+    n, d = jax.eval_shape(lambda key: made[step].init(key).particles, jax.random.key(0)).shape
     return {
         **({"step": step, "score of each step": {str(s): value for s, value in tried.items()}} if tried else {}),
-        "particles": shape.shape[0],
-        "parameters": shape.shape[1],
+        "particles": n,
+        "parameters": d,
         "bytes": sum(math.prod(leaf.shape) * leaf.dtype.itemsize for leaf in jax.tree.leaves(state)),
         "rows": count,
         "microseconds a row": 1e6 * float(np.median(seconds)) / count,
         **{name: _spread([trial[name] for trial in trials]) for name in trials[0]},
     }
-
-
-@cache
-def _programs(sampler: Sampler, batch: int) -> tuple[opvi.Tracker, Any]:
-    """What a sampler makes, and its pass: compiled once for all streams of one shape."""
-    made = sampler.make(1.0)
-    return made, jax.jit(partial(pass_over, sampler, None if sampler.steps else made, batch))
 
 
 def _spread(values: list[float]) -> dict[str, Any]:
@@ -200,9 +194,9 @@ SMOKE = Size(
 )
 
 
-def samplers(lines: Callable[[], dict[str, Sampler]], rows_of: Callable[[int], Rows]) -> Lines:
-    for name, sampler in lines().items():
-        yield name, measure(sampler, rows_of)
+def samplers(lines: Callable[[], dict[str, Choice]], rows_of: Callable[[int], Rows]) -> Lines:
+    for name, choice in lines().items():
+        yield name, measure(choice, rows_of)
 
 
 def linear(size: Size) -> Lines:
@@ -219,9 +213,9 @@ def linear(size: Size) -> Lines:
 def batches(size: Size) -> Lines:
     """The recommended trackers with batches of several sizes."""
     for batch in BATCHES:
-        network = Sampler(lambda _: opvi.regressor(8))
+        network = Choice(lambda _: opvi.regressor(8))
         yield f"regressor, {batch}", measure(network, partial(size.network, size=size.rows), batch)
-        classes = Sampler(lambda _: opvi.classifier(8, 2))
+        classes = Choice(lambda _: opvi.classifier(8, 2))
         yield f"classifier, {batch}", measure(classes, partial(size.market, size=size.market_rows), batch)
         few = choices.linear_samplers()["sl_opvi, no rows"]
         yield f"sl_opvi, no rows, {batch}", measure(few, partial(size.linear, size=size.rows // 3), batch)
@@ -230,10 +224,10 @@ def batches(size: Size) -> Lines:
 def particles(size: Size) -> Lines:
     """The recommended trackers with more and fewer particles."""
     for n in PARTICLES:
-        network = Sampler(lambda _, n=n: opvi.regressor(8, particles=n))
+        network = Choice(lambda _, n=n: opvi.regressor(8, particles=n))
         yield f"regressor, {n}", measure(network, partial(size.network, size=size.rows))
     for n in PARTICLES:
-        classes = Sampler(lambda _, n=n: opvi.classifier(8, 2, particles=n))
+        classes = Choice(lambda _, n=n: opvi.classifier(8, 2, particles=n))
         yield f"classifier, {n}", measure(classes, partial(size.market, size=size.market_rows))
     target = opvi.linear_regression(8)
     for n in SL_PARTICLES:
@@ -244,8 +238,8 @@ def particles(size: Size) -> Lines:
 def forgetting(size: Size) -> Lines:
     """Half-lives where the data stay and where they move; None is found online."""
     for half_life in (None, *HALF_LIVES):
-        small = Sampler(lambda _, h=half_life: opvi.regressor(4, hidden=(20,), half_life=h))
-        lines = Sampler(lambda _, h=half_life: opvi.classifier(8, 2, hidden=(), half_life=h))
+        small = Choice(lambda _, h=half_life: opvi.regressor(4, hidden=(20,), half_life=h))
+        lines = Choice(lambda _, h=half_life: opvi.classifier(8, 2, hidden=(), half_life=h))
         for where, turn in TURNS.items():
             yield f"regressor, {where}, {half_life}", measure(small, partial(size.moving, turn=turn))
         for where, shuffled in (("shuffled", True), ("in order", False)):
