@@ -144,7 +144,7 @@ class Engine:
         for chunk, count in _chunks(batches):
             state, (info, _, _) = advance(self.sampler, None, (), self.key, state, chunk, jnp.int32(count))
             infos.append((info, count))
-        told = joined([taken(self.on_host(info), slice(count)) for info, count in infos])
+        told = joined([taken(_on_host(info), slice(count)) for info, count in infos])
         self.state = state
         return told
 
@@ -177,11 +177,7 @@ class Engine:
             room = next(size for size in ASK_ROWS if size >= here)
             said = answer(self.sampler, what, static, self.state, *padded(chunk, room))
             answers.append((said, here))
-        return joined([taken(self.on_host(said), slice(here)) for said, here in answers])
-
-    def on_host(self, tree: Tree) -> Tree:
-        """Return arrays to read; for subclasses whose arrays lie in several processes."""
-        return jax.tree.map(np.asarray, tree)
+        return joined([taken(_on_host(said), slice(here)) for said, here in answers])
 
     def _rows(self, data: Data, weight: ArrayLike | None) -> Batch:
         dtype = self.state.particles.dtype
@@ -215,6 +211,10 @@ class _Pickler(pickle.Pickler):
 
 def _named(module: str, name: str) -> Any:
     return getattr(import_module(module), name, None)
+
+
+def _on_host(tree: Tree) -> Tree:
+    return jax.tree.map(np.asarray, tree)
 
 
 def _chunks(batches: Batch) -> Iterator[tuple[Batch, int]]:

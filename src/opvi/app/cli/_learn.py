@@ -5,7 +5,7 @@ import shlex
 import signal
 import sys
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -80,12 +80,6 @@ def add_learn(commands: Commands) -> None:
         metavar="PORT",
         help="show the report live, on this computer only",
     )
-    command.add_argument(
-        "--distributed",
-        action="store_true",
-        help="one of several processes that learn one model; OPVI_COORDINATOR, OPVI_PROCESSES and OPVI_PROCESS, or "
-        "the cluster, say which. {process} in SOURCE stands for its number: a file for each",
-    )
     command.set_defaults(handler=learn)
 
 
@@ -94,12 +88,9 @@ def learn(options: argparse.Namespace) -> int:
     check_libraries()
     one_blas_thread()
     from opvi.app.learn import RunDirectory, Stopped
-    from opvi.app.learn._distributed import EndedError, Patient, leads, opened
     from opvi.app.learn._learner import Stop
     from opvi.app.learn._starting import alone
 
-    if options.distributed and options.watch is not None:
-        raise CommandError("`--watch` shows a run of one process. Leave it out, and run `opvi report` at any time.")
     if options.source is None and not options.resume:
         raise CommandError("SOURCE is missing: name the file to learn from. `-` reads a pipe.")
     if options.run is None and options.source in (None, "-"):
@@ -108,23 +99,15 @@ def learn(options: argparse.Namespace) -> int:
     run = RunDirectory(folder)
     again = ["opvi", "learn", *([options.source] if options.source else []), "--run", str(folder), "--resume"]
     again += ["--target", options.target] if options.target else []
-    again += ["--distributed"] if options.distributed else []
-    with explained(folder), _connected(options.distributed):
-        stop = Patient() if options.distributed else Stop()
-        speaks = not options.distributed or leads()
-        with _signals(stop):
-            try:
-                with (opened if options.distributed else alone)(run, _asked(options), stop) as made:
-                    _learn(made, stop, folder, options.watch, speaks)
-            except Stopped as why:
-                if speaks:
-                    _stopped(str(why), run, again)
-                return EXIT.get(str(why), 1)
-            except EndedError as error:
-                print(f"opvi: {error}", file=sys.stderr)
-                return 1
-        if speaks:
-            _end(made.learner, folder)
+    stop = Stop()
+    with explained(folder):
+        try:
+            with _signals(stop), alone(run, _asked(options), stop) as made:
+                _learn(made, stop, folder, options.watch)
+        except Stopped as why:
+            _stopped(str(why), run, again)
+            return EXIT.get(str(why), 1)
+        _end(made.learner, folder)
     return 0
 
 
@@ -135,32 +118,9 @@ def _stopped(signal_name: str, run: "RunDirectory", again: list[str]) -> None:
     print(f"  {shlex.join(again)}", file=sys.stderr)
 
 
-@contextmanager
-def _connected(distributed: bool) -> Iterator[None]:
-    """All processes as one, before anything else uses JAX."""
-    if not distributed:
-        yield
-        return
-    from opvi.scale.distributed import LostProcessError, connected
-
-    with ExitStack() as stack:
-        try:
-            stack.enter_context(connected())
-        except ValueError as error:  # of the variables
-            raise CommandError(str(error)) from None
-        try:
-            with stack.pop_all():
-                yield
-        except LostProcessError as error:
-            raise CommandError(str(error)) from None
-
-
-def _learn(made: "Ready", stop: "Stop", folder: Path, watch: int | None, speaks: bool) -> None:
+def _learn(made: "Ready", stop: "Stop", folder: Path, watch: int | None) -> None:
     from opvi.app.cli._screen import Screen
 
-    if not speaks:
-        made.learner.learn(made.source, made.first, stop)
-        return
     server = None
     if watch is not None:
         server = _served(made.learner, folder, watch)

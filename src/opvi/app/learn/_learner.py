@@ -76,7 +76,6 @@ class Learner:
         settings: of the model.
         strict: stop at the first row that breaks the schema.
         save_every: seconds between checkpoints, at least.
-        parts: processes that read a file of their own each; 1 also if several read the same file.
     """
 
     def __init__(
@@ -88,10 +87,9 @@ class Learner:
         *,
         strict: bool = False,
         save_every: float = SAVE_EVERY,
-        parts: int = 1,
     ):
         self.run, self.kept, self.schema, self.settings = run, kept, schema, settings
-        self.strict, self.pace, self.parts = strict, Pace(save_every), parts
+        self.strict, self.pace = strict, Pace(save_every)
         self.engine = self._engine(model(schema, settings))
         self.scores = scoring.start(schema.task, len(schema.classes))
         self.places: list[Place] = []

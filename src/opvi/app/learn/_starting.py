@@ -32,8 +32,6 @@ class Asked(NamedTuple):
     replayed: bool = False  # a pipe that starts again from its first row
     strict: bool = False
     save_every: float = SAVE_EVERY
-    processes: int = 1  # that read a file of their own each
-    pattern: str | None = None  # of the names of those files
 
 
 class Ready(NamedTuple):
@@ -56,21 +54,21 @@ def alone(run: RunDirectory, asked: Asked, stop: Stop) -> Iterator[Ready]:
             made.source.close()
 
 
-def ready(run: RunDirectory, kept: Checkpoints, asked: Asked, stop: Stop, make: type[Learner] = Learner) -> Ready:
+def ready(run: RunDirectory, kept: Checkpoints, asked: Asked, stop: Stop) -> Ready:
     """Return a run that may begin, or resume from its last good checkpoint."""
     if run.exists and kept.begun and not asked.resume:
         raise RunError(f"{run.path} holds a run already. Resume it: `--resume`. Or choose another folder: `--run DIR`.")
     if run.exists and asked.resume:
-        return _resumed(run, kept, asked, make)
+        return _resumed(run, kept, asked)
     if kept.begun:
         raise RunError(
             f"{run.path} holds checkpoints, but no run.json that says what they are about. Bring it back, or choose "
             "another folder: `--run DIR`."
         )
-    return _begun(run, kept, asked, stop, make)
+    return _begun(run, kept, asked, stop)
 
 
-def _begun(run: RunDirectory, kept: Checkpoints, asked: Asked, stop: Stop, make: type[Learner]) -> Ready:
+def _begun(run: RunDirectory, kept: Checkpoints, asked: Asked, stop: Stop) -> Ready:
     if asked.source is None:
         raise RunError(f"there is no run in {run.path} to resume, and no SOURCE to begin one from. Name a file.")
     if asked.target is None:
@@ -79,11 +77,10 @@ def _begun(run: RunDirectory, kept: Checkpoints, asked: Asked, stop: Stop, make:
     try:
         first = _some(source, asked.first_rows, stop)
         schema = infer_schema(first, asked.target, asked.task, asked.classes, asked.leave_out, asked.first_rows)
-        learner = _learner(make, run, kept, schema, asked.settings, asked)
+        learner = _learner(run, kept, schema, asked.settings, asked)
         run.begin(
             {
-                "source": asked.pattern or source.name,
-                "processes": asked.processes,
+                "source": source.name,
                 "schema": schema.to_json(),
                 "settings": asked.settings._asdict(),
                 "versions": versions(),
@@ -98,15 +95,14 @@ def _begun(run: RunDirectory, kept: Checkpoints, asked: Asked, stop: Stop, make:
     return Ready(learner, source, first, [*again, *schema.notes])
 
 
-def _resumed(run: RunDirectory, kept: Checkpoints, asked: Asked, make: type[Learner]) -> Ready:
+def _resumed(run: RunDirectory, kept: Checkpoints, asked: Asked) -> Ready:
     about = run.about()
     schema, settings = about_model(run, about)
     if asked.target not in (None, schema.target):
         raise RunError(
             f"`--target` is {asked.target!r}, but the run in {run.path} learns to predict {schema.target!r}."
         )
-    _check_processes(run, about.get("processes", 1), asked)
-    learner = _learner(make, run, kept, schema, settings, asked)
+    learner = _learner(run, kept, schema, settings, asked)
     found = kept.newest()
     messages = [f"{message} Passed over." for message in kept.damaged]
     if found is not None:
@@ -115,20 +111,6 @@ def _resumed(run: RunDirectory, kept: Checkpoints, asked: Asked, make: type[Lear
         messages.append("No checkpoint is whole: beginning again from the first row.")
     source, told = _source(learner, asked, about)
     return Ready(learner, source, [], [*messages, told])
-
-
-def _check_processes(run: RunDirectory, before: int, asked: Asked) -> None:
-    """Each file of several belongs to a process, so there must be as many again."""
-    if before == asked.processes:
-        return
-    if before == 1:
-        raise RunError(
-            f"the run in {run.path} learns from one file, so all processes must read it: a SOURCE without {{process}}."
-        )
-    raise RunError(
-        f"the run in {run.path} learns from the files of {before} processes, but now there would be "
-        f"{asked.processes}. Resume with {before}: `opvi learn --distributed --resume`, with OPVI_PROCESSES={before}."
-    )
 
 
 def _source(learner: Learner, asked: Asked, about: Json) -> tuple[Source, str]:
@@ -168,7 +150,6 @@ def _source(learner: Learner, asked: Asked, about: Json) -> tuple[Source, str]:
 
 
 def _learner(
-    make: type[Learner],
     run: RunDirectory,
     kept: Checkpoints,
     schema: Schema,
@@ -176,9 +157,7 @@ def _learner(
     asked: Asked,
 ) -> Learner:
     try:
-        return make(
-            run, kept, schema, settings, strict=asked.strict, save_every=asked.save_every, parts=asked.processes
-        )
+        return Learner(run, kept, schema, settings, strict=asked.strict, save_every=asked.save_every)
     except (ValueError, TypeError) as error:  # of the model: particles, hidden layers, half-life
         raise RunError(str(error)) from None
 
