@@ -122,15 +122,25 @@ def test_trackers_predict_as_they_do():
     target = opvi.logistic_regression(2)
     tracker = opvi.calibrated(opvi.opvi(target, step=0.1), target, particles=500, about="five hundred")
     state = tracker.init(jax.random.key(0))
-    tree = to_arviz(state, target, (X, LABEL), tracker=tracker)
+    tree = to_arviz(state, tracker, (X, LABEL))
     assert tree.attrs["sampler"] == "five hundred"
+    assert variables(tree, "posterior")["weights.0.weights"] == (1, 500, 2, 1)  # the names of its target
     share = np.asarray(tree["posterior_predictive"]["y"]).mean((0, 1))
     p = np.asarray(tracker.predict(state, X).probabilities()[:, 1])
     assert np.abs(share - p).max() < 5 * 0.5 / 500**0.5  # five standard errors of a share of 500 draws
-    alone = to_arviz(state, tracker, (X, LABEL))  # as for `opvi.regressor`, which has no target to show
-    assert variables(alone, "posterior") == {"weights": (1, 500, 3)}
-    np.testing.assert_array_equal(alone["posterior_predictive"]["y"], tree["posterior_predictive"]["y"])
-    assert "standardises" in alone.attrs["note"]
+    plain = to_arviz(state, target, (X, LABEL))  # by the particles alone
+    assert "sampler" not in plain.attrs
+    np.testing.assert_array_equal(plain["posterior"]["weights.0.bias"], tree["posterior"]["weights.0.bias"])
+    np.testing.assert_array_equal(plain["log_likelihood"]["y"], tree["log_likelihood"]["y"])
+
+
+def test_a_sampler_without_a_target_has_weights():
+    regressor = opvi.regressor(2, hidden=(), particles=4)
+    tree = to_arviz(regressor.init(jax.random.key(0)), regressor, (X, Y))
+    assert variables(tree, "posterior") == {"weights": (1, 4, 3)}
+    assert variables(tree, "posterior_predictive") == {"y": (1, 4, 40)}
+    assert "standardise" in tree.attrs["note"]
+    assert tree.attrs["sampler"] == regressor.about
 
 
 def test_weights_of_trackers_and_of_a_banks_members():
@@ -141,6 +151,10 @@ def test_weights_of_trackers_and_of_a_banks_members():
     tree = to_arviz(state, target)
     assert variables(tree, "posterior") == {"theta": (1, 16, 2)}
     assert float(tree["posterior"]["theta"].mean()) == 0.75
+    one = opvi.langevin(target, step=0.1)
+    assert variables(to_arviz(state, opvi.bank([one, one])), "posterior") == {"theta": (1, 16, 2)}
+    other = opvi.langevin(opvi.logistic_regression(1), step=0.1)  # of as many parameters
+    assert variables(to_arviz(state, opvi.bank([one, other])), "posterior") == {"weights": (1, 16, 2)}
     assert "resampled" in tree.attrs["note"]
     members[1] = SimpleNamespace(particles=jnp.zeros((8, 3)))
     with pytest.raises(ValueError, match=r"\[2, 3\] parameters.*state.members"):
@@ -148,7 +162,7 @@ def test_weights_of_trackers_and_of_a_banks_members():
     # The classifier's state has weights too, but its trackers' particles are told apart by their place only.
     state = ClassifierState(None, tuple(members[:1]), None, log_weights, None, zero, zero)
     tree = to_arviz(state, opvi.regressor(2))
-    assert "weights of the trackers" in tree.attrs["note"]
+    assert "weights of the samplers" in tree.attrs["note"]
 
 
 def test_bad_arguments_are_refused():
@@ -156,9 +170,9 @@ def test_bad_arguments_are_refused():
     state = opvi.svgd(target, step=0.1).init(jax.random.key(0), 4)
     with pytest.raises(TypeError, match="`state` is a int"):
         to_arviz(3, target)
-    with pytest.raises(TypeError, match="`target` is a Algorithm"):
-        to_arviz(state, opvi.svgd(target, step=0.1))
-    with pytest.raises(ValueError, match="particles of 2 numbers, but `target` has 3"):
+    with pytest.raises(TypeError, match="`model` is a str"):
+        to_arviz(state, "svgd")
+    with pytest.raises(ValueError, match="particles of 2 numbers, but the target has 3"):
         to_arviz(state, opvi.logistic_regression(2))
     with pytest.raises(ValueError, match="0 rows"):
         to_arviz(state, target, Y[:0])

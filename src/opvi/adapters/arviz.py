@@ -2,6 +2,7 @@ r"""Particles as ArviZ data: posterior, predictions, log likelihoods, the data, 
 
 import warnings
 from collections.abc import Mapping
+from functools import partial
 from importlib.metadata import version
 from typing import Any
 
@@ -10,9 +11,9 @@ import jax.numpy as jnp
 import numpy as np
 
 from opvi.predictive import predict
-from opvi.running._stream import batch
+from opvi.running._rows import batch
 from opvi.targets import Target, cast
-from opvi.types import Data, Key, Particles, Tracker, as_key, shapes_of
+from opvi.types import Array, ArrayLike, Data, Key, Particles, Sampler, Seed, State, Tree, as_key, shapes_of
 
 try:
     with warnings.catch_warnings():
@@ -21,61 +22,70 @@ try:
 except ImportError as error:
     raise ImportError('`opvi.to_arviz` needs ArviZ: `pip install "opvi[arviz]"`.') from error
 
-Group = dict[str, Any]  # name -> array
+Group = dict[str, Array]
 
 
 def to_arviz(
-    state: Any,
-    target: Target | Tracker,
+    state: State,
+    model: Target | Sampler,
     data: Data = None,
     *,
-    tracker: Tracker | None = None,
-    constant_data: Mapping[str, Any] | None = None,
-    key: Any = 0,
+    constant_data: Mapping[str, ArrayLike] | None = None,
+    key: Seed = 0,
 ) -> Any:
-    """Particles and what they say about some rows as ArviZ's container: `InferenceData`, or from ArviZ 1 a `DataTree`.
+    """Return particles and what they say about some rows as ArviZ's container: `InferenceData`, or a `DataTree`.
 
-    The draws of the one chain are the particles. Attributes tell the stream's position. Particles are placed, not drawn
-    one after the other, so that ESS and R-hat mean nothing: `az.summary(..., kind="stats")` leaves them out.
+    The draws of the one chain are the particles. Attributes say where in the stream they stand. Particles are placed,
+    not drawn one after the other, so ESS and R-hat mean nothing: `az.summary(..., kind="stats")` leaves them out.
 
     Args:
         state: what `opvi.run` or a step returned. A bank's members are resampled by their weights.
-        target: the one it was made with: names are those of its parameters, or of the sites of `opvi.from_numpyro`'s
-            model, in the model's own units. For `opvi.regressor` and `opvi.classifier`, the tracker itself.
+        model: the sampler, whose predictions are then those in the container, calibrated as they are; or its target,
+            for what the particles alone predict. Names are those of the target's parameters, or of the sites of
+            `opvi.from_numpyro`'s model, in the model's own units; `opvi.regressor` and `opvi.classifier` have no
+            target, and their particles are plain numbers.
         data: rows to predict and to score, in the layout of the stream; log likelihoods take particles × rows numbers.
-        tracker: if given, predictions are the tracker's, calibrated as they are.
         constant_data: name -> array, kept as they are next to the data's inputs.
         key: of the predictive draws; a JAX key or an integer seed.
     """
-    if not isinstance(target, Target) and not hasattr(target, "about"):
-        raise TypeError(f"`target` is a {type(target).__name__}, but must be an `opvi.Target` or an `opvi.Tracker`.")
+    sampler = None if isinstance(model, Target) else model
+    if sampler is not None and not hasattr(sampler, "step"):
+        raise TypeError(f"`model` is a {type(model).__name__}, but must be a sampler or an `opvi.Target`.")
     if not hasattr(state, "particles"):
         raise TypeError(f"`state` is a {type(state).__name__}, but must be a sampler's: `state, _ = opvi.run(...)`.")
+    target = model if isinstance(model, Target) else _target_of(model)
     particles, note = _particles(state)
-    about = {
+    if target is None:
+        scaled = "in the sampler's own units: `opvi.regressor` and `opvi.classifier` standardise inputs and outputs"
+        note = f"{scaled}; {note}" if note else scaled
+    about: dict[str, str | int] = {
         "inference_library": "opvi",
         "inference_library_version": version("opvi"),
         "rounds": int(state.round),
         "rows": int(state.rows),
+        **({"note": note} if note else {}),
+        **({} if sampler is None else {"sampler": str(sampler)}),
     }
-    if hasattr(target, "about"):
-        tracker = target
-        scaled = "networks' weights, for inputs and outputs that the tracker standardises"
-        note = f"{scaled}; {note}" if note else scaled
-    if note:
-        about["note"] = note
-    if tracker is not None:
-        about["sampler"] = tracker.about
     groups = {"posterior": _posterior(target, particles)}
     if data is not None:
-        groups |= _about_rows(state, particles, target, tracker, data, as_key(key))
+        groups |= _about_rows(state, particles, target, sampler, data, as_key(key))
     if constant_data is not None:
         groups["constant_data"] = {**groups.get("constant_data", {}), **constant_data}
     return _container(groups, about)
 
 
-def _container(groups: dict[str, Group], about: dict[str, Any]) -> Any:
-    """ArviZ's container, with the particles as one chain."""
+def _target_of(sampler: object) -> Target | None:
+    """Return the target of a sampler, or of those that it wraps or mixes; None where there is not one."""
+    found = getattr(sampler, "target", None)
+    if isinstance(found, Target):
+        return found
+    inner = (sampler.sampler,) if hasattr(sampler, "sampler") else getattr(sampler, "members", ())
+    targets = {_target_of(one) for one in inner}
+    return targets.pop() if len(targets) == 1 else None
+
+
+def _container(groups: dict[str, Group], about: dict[str, str | int]) -> Any:
+    """Return ArviZ's container, with the particles as one chain."""
     by_row = ("observed_data", "log_likelihood", "posterior_predictive")
     dims = {name: ["row"] for group in by_row for name in groups.get(group, {})}
     arrays: dict[str, Any] = {
@@ -92,20 +102,20 @@ def _container(groups: dict[str, Group], about: dict[str, Any]) -> Any:
     return made
 
 
-def _particles(state: Any) -> tuple[Particles, str]:
-    """Particles, and what there is to say about how much each weighs."""
-    inner = state
+def _particles(state: State) -> tuple[Particles, str]:
+    """Return the particles, and a note on how much each weighs."""
+    inner: Any = state
     while not hasattr(inner, "log_weights") and hasattr(inner, "inner"):
         inner = inner.inner
     if not hasattr(inner, "log_weights"):
         return state.particles, ""
     if not hasattr(inner, "members"):
-        return state.particles, "the weights of the trackers that they belong to are not applied"
+        return state.particles, "the weights of the samplers that they belong to are not applied"
     parts = [member.particles for member in inner.members]
     if len({part.shape[1] for part in parts}) > 1:
         raise ValueError(
             f"the members of this bank have {[part.shape[1] for part in parts]} parameters, so that their particles "
-            "are no one sample. Export one of them: `to_arviz(state.members[0], …)`."
+            "are not one sample. Export one of them: `to_arviz(state.members[0], …)`."
         )
     weights = np.exp(np.asarray(inner.log_weights, float))
     each = np.concatenate([np.full(len(part), w / len(part)) for part, w in zip(parts, weights, strict=True)])
@@ -114,40 +124,36 @@ def _particles(state: Any) -> tuple[Particles, str]:
     return jnp.concatenate(parts)[chosen], "a bank's particles, resampled by its members' weights"
 
 
-def _posterior(target: Any, particles: Particles) -> Group:
-    if hasattr(target, "about"):
+def _posterior(target: Target | None, particles: Particles) -> Group:
+    if target is None:
         return {"weights": particles}
     if particles.shape[1] != target.dim:
         raise ValueError(
-            f"`state` has particles of {particles.shape[1]} numbers, but `target` has {target.dim} parameters. "
-            "Give the target that the sampler was made with."
+            f"`state` has particles of {particles.shape[1]} numbers, but the target has {target.dim} parameters. "
+            "Give the sampler that the state is of, or its target."
         )
-    if _is_numpyro(target):
+    if hasattr(target, "constrain"):  # of a NumPyro model
         return target.constrain(particles)
     return _leaves(jax.vmap(target.unravel)(particles), "", "theta")
 
 
-def _is_numpyro(target: Any) -> bool:
-    """Told by what it has, so that NumPyro need not be there."""
-    return hasattr(target, "constrain")
-
-
-def _leaves(tree: Any, prefix: str, alone: str) -> Group:
-    """The leaves by their paths; `alone` names a single array."""
+def _leaves(tree: Tree, prefix: str, alone: str) -> Group:
+    """Return the leaves by their paths; `alone` names a single array."""
     leaves, _ = jax.tree_util.tree_flatten_with_path(tree)
     names = [jax.tree_util.keystr(path, simple=True, separator=".") for path, _ in leaves]
     return {f"{prefix}{name}" if name else alone: leaf for name, (_, leaf) in zip(names, leaves, strict=True)}
 
 
 def _about_rows(
-    state: Any, particles: Particles, target: Any, tracker: Tracker | None, data: Data, key: Key
+    state: State, particles: Particles, target: Any, sampler: Sampler | None, data: Data, key: Key
 ) -> dict[str, Group]:
-    """All groups that need rows."""
+    """Return all groups that need rows. The target is a `Target`, perhaps of a NumPyro model, or None."""
     data = cast(batch(data), particles.dtype).data
     pair = isinstance(data, tuple | list) and len(data) == 2
-    if hasattr(target, "about") and not pair:
-        raise ValueError(f"`data` has leaves of shape {shapes_of(data)}, but this tracker learns from pairs (X, y).")
-    if _is_numpyro(target):
+    if target is None and not pair:
+        raise ValueError(f"`data` has leaves of shape {shapes_of(data)}, but this sampler learns from pairs (X, y).")
+    named = hasattr(target, "constrain")  # by a NumPyro model
+    if named:
         observed, inputs = target.program.observations(data), target.program.inputs(data)
     elif pair:
         observed, inputs = _leaves(data[1], "y.", "y"), _leaves(data[0], "x.", "x")
@@ -155,17 +161,21 @@ def _about_rows(
         observed, inputs = _leaves(data, "", "y"), {}
     groups = {"observed_data": observed, "constant_data": inputs}
     name = next(iter(observed)) if len(observed) == 1 else "rows"
-    predicts = hasattr(target, "about") or (target.predict is not None and pair)
-    if tracker is not None and predicts:
-        groups["posterior_predictive"] = {name: tracker.predict(state, data[0]).sample(key, len(particles))}
-    elif _is_numpyro(target):
+    predicts = target is None or (target.predict is not None and pair)
+    if sampler is not None and predicts:
+        said: Any = sampler.predict(state, data[0])
+        groups["posterior_predictive"] = {name: said.sample(key, len(particles))}
+    elif named:
         groups["posterior_predictive"] = target.sample(key, particles, data)
     elif predicts:
         groups["posterior_predictive"] = {name: predict(target, particles, data[0]).components.sample(key)}
-    if _is_numpyro(target):
+    if named:
         groups["log_likelihood"] = target.log_likelihoods(particles, data)
-    elif isinstance(target, Target):
-        log_likelihood, unravel = target.log_likelihood, target.unravel
-        score = jax.jit(jax.vmap(lambda theta: log_likelihood(unravel(theta), data)))
-        groups["log_likelihood"] = {name: score(particles)}
+    elif target is not None:
+        groups["log_likelihood"] = {name: _log_likelihood(target, particles, data)}
     return groups
+
+
+@partial(jax.jit, static_argnums=0)
+def _log_likelihood(target: Target, particles: Particles, data: Data) -> Array:
+    return jax.vmap(lambda theta: target.log_likelihood(target.unravel(theta), data))(particles)
