@@ -9,7 +9,7 @@ import inspect
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cached_property, partial
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -106,19 +106,9 @@ def from_numpyro(model: Model, example: Data) -> NumPyroTarget:
     if not callable(model):
         raise TypeError(f"`model` is a {type(model).__name__}, but must be a NumPyro model: a Python function.")
     program = _examined(model, example)
-    log_prior, log_likelihood, init, predict = (
-        Method(program, name) for name in ("log_prior", "log_likelihood", "init", "predict")
-    )
-    predicts = program.alone and program.can_predict()
-    return NumPyroTarget(log_prior, log_likelihood, init, predict if predicts else None, program=program)
-
-
-class _Leaf(NamedTuple):
-    """An array of one row, as a value that has a hash."""
-
-    dtype: str
-    shape: tuple[int, ...]
-    data: bytes
+    log_prior, log_likelihood, init = (Method(program, name) for name in ("log_prior", "log_likelihood", "init"))
+    predict = Method(program, "predict") if program.alone and program.can_predict() else None
+    return NumPyroTarget(log_prior, log_likelihood, init, predict, program=program)
 
 
 def _numbers(leaf: ArrayLike) -> np.ndarray:
@@ -149,7 +139,7 @@ def _examined(model: Model, example: Data) -> "_Program":
     program = _Program(
         model,
         structure,
-        tuple(_Leaf(a.dtype.name, a.shape, a.tobytes()) for a in leaves),
+        tuple((a.dtype.name, a.shape, a.tobytes()) for a in leaves),
         frozenset(plates),
         tuple(name for name in sites if name in latent or name in known),
         tuple(name for name in inside if not is_factor(sites[name])),
@@ -165,7 +155,7 @@ class _Program:
 
     model: Model
     structure: Any  # of a row; jax does not export the type
-    leaves: tuple[_Leaf, ...]  # of a row
+    leaves: tuple[tuple[str, tuple[int, ...], bytes], ...]  # of a row: dtype, shape and numbers
     plates: frozenset[str]  # those that follow the rows
     names: tuple[str, ...]  # sites that do not follow the rows, in the model's order
     observed: tuple[str, ...]
@@ -173,8 +163,7 @@ class _Program:
 
     @cached_property
     def example(self) -> Data:
-        """One row."""
-        arrays = [np.frombuffer(leaf.data, leaf.dtype).reshape(leaf.shape) for leaf in self.leaves]
+        arrays = [np.frombuffer(numbers, dtype).reshape(shape) for dtype, shape, numbers in self.leaves]
         return self.structure.unflatten(arrays)
 
     def arrays(self, data: Data, params: Params) -> Data:
@@ -193,26 +182,21 @@ class _Program:
         return jax.tree.map(convert, data, self.example)
 
     def init(self, key: Key) -> Params:
-        """Return unconstrained values of the latent sites, drawn from the prior."""
         return _init(self, key)
 
     def log_prior(self, params: Params) -> Array:
-        """Return the log density of the sites outside the data plate."""
         return total(self.terms(params, self.arrays(self.example, params), inside=False))
 
     def log_likelihood(self, params: Params, data: Data) -> Array:
-        """Return the log density of the sites inside the data plate, row by row."""
         return total(self.terms(params, data, inside=True))
 
     def predict(self, params: Params, x: Tree) -> Distribution:
-        """Return what the observed site says about rows with inputs x."""
         rows = row_count(x)
         y = jax.tree.map(lambda a: np.zeros((rows, *a.shape[1:]), a.dtype), self.example[1])  # never looked at
         found: Any = self._head_of(params, self.arrays((x, y), params))
         return found
 
     def sites(self, params: Params, data: Data) -> tuple[dict[str, Site], dict[str, float]]:
-        """Return the sites with these parameters, and the plates' needless scales."""
         return run(self.model, data, jax.random.key(0), from_unconstrained(params))
 
     def terms(self, params: Params, data: Data, *, inside: bool) -> dict[str, Array]:

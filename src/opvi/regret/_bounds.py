@@ -10,8 +10,10 @@ import numpy as np
 
 from opvi.types import ArrayLike
 
+Rounds = ArrayLike  # a number, or one per round
 
-def printed_bound(errors: ArrayLike, path: ArrayLike, *, step: float, smoothness: float, diameter: float) -> np.ndarray:
+
+def printed_bound(errors: Rounds, path: Rounds, *, step: float, smoothness: float, diameter: float) -> np.ndarray:
     r"""Return Theorem 1 as printed. It rests on a false lemma (see `lemma_bound`) and is not a valid bound.
 
     $$\frac{R}{\xi} \Big(R + \sum_t \sqrt{2\alpha^2\epsilon_t^2 + 2\alpha\epsilon_t R} + V_T\Big), \qquad
@@ -23,9 +25,7 @@ def printed_bound(errors: ArrayLike, path: ArrayLike, *, step: float, smoothness
     return corrected_bound(errors, path, step=step, smoothness=smoothness, diameter=diameter) / 2
 
 
-def corrected_bound(
-    errors: ArrayLike, path: ArrayLike, *, step: float, smoothness: float, diameter: float
-) -> np.ndarray:
+def corrected_bound(errors: Rounds, path: Rounds, *, step: float, smoothness: float, diameter: float) -> np.ndarray:
     r"""Return Theorem 1 with Lemma 1 corrected: twice what is printed. Errors may be biased.
 
     $$\frac{2R}{\xi} \Big(R + \sum_t \sqrt{2\alpha^2\epsilon_t^2 + 2\alpha\epsilon_t R} + V_T\Big), \qquad
@@ -40,7 +40,7 @@ def corrected_bound(
     return 2 * R / (2 * a - 4 * smoothness * a**2) * (R + per_round + V)
 
 
-def order_bound(errors: ArrayLike, path: ArrayLike, *, step: float, smoothness: float, diameter: float) -> np.ndarray:
+def order_bound(errors: Rounds, path: Rounds, *, step: float, smoothness: float, diameter: float) -> np.ndarray:
     r"""Return the corrected theorem in terms of $E_T$ alone, which shows its order: $\max(1, \sqrt{T E_T}, V_T)$.
 
     $$\frac{2R}{\xi} \Big(R + \sqrt2\, \alpha E_T + \sqrt{2 \alpha R\, T E_T} + V_T\Big), \qquad
@@ -57,9 +57,7 @@ def order_bound(errors: ArrayLike, path: ArrayLike, *, step: float, smoothness: 
     return 2 * R / xi * (R + math.sqrt(2) * a * E + np.sqrt(2 * a * R * T * E) + V)
 
 
-def tight_bound(
-    errors: ArrayLike, path: ArrayLike, *, step: ArrayLike, smoothness: float, diameter: float
-) -> np.ndarray:
+def tight_bound(errors: Rounds, path: Rounds, *, step: Rounds, smoothness: float, diameter: float) -> np.ndarray:
     r"""Return the bound for unbiased errors, whose order is $\max(1, \sum_t \epsilon_t^2, V_T)$.
 
     $$\frac{R^2 + 2 R V_T + \alpha^2 \sum_t \epsilon_t^2}{2\alpha - 2L\alpha^2}, \quad\text{for steps that shrink}\quad
@@ -118,7 +116,7 @@ def lemma_bound(
     return d - xi / (R if printed else 2 * R) * g + np.sqrt(2 * a**2 * e**2 + 2 * a * e * R)
 
 
-def _sums(errors: ArrayLike, path: ArrayLike) -> tuple[np.ndarray, np.ndarray]:
+def _sums(errors: Rounds, path: Rounds) -> tuple[np.ndarray, np.ndarray]:
     e = np.asarray(errors, float)
     if e.ndim != 1 or not len(e) or not (np.isfinite(e) & (e >= 0)).all():
         raise ValueError(

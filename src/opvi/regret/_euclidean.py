@@ -8,10 +8,9 @@ import numpy as np
 
 from opvi.flows.schedules import vanishing
 from opvi.regret._costs import Cost, prior_weights
-from opvi.regret._following import Following, of_target
 from opvi.running._run import Chunk
 from opvi.targets import Target, cast, check_batch
-from opvi.types import Array, Batch, Data, Schedule, State, Tree
+from opvi.types import Array, Batch, Data, Particles, Schedule, State, Tree
 
 SPREAD_PARTICLES = 4  # of which every row's own gradient is taken; all have that of the batch
 
@@ -48,6 +47,35 @@ class _Recorded(NamedTuple):
     gradient: Array  # [n, d], of the batch's mean cost
     scatter: Array  # sum over rows of the squared distance to the mean gradient, mean over some particles
     rows: Array
+
+
+class Following:
+    """A callback that follows a run through its chunks, and begins anew where these do not."""
+
+    def __init__(self) -> None:
+        self.last = 0  # the last round watched
+        self.begin()
+
+    def begin(self) -> None:
+        """Forget the sums."""
+
+    def rounds(self, chunk: Chunk, count: int) -> np.ndarray:
+        """Return the chunk's rounds; begin anew if they do not continue where the last chunk ended."""
+        t = np.arange(chunk.round - count + 1, chunk.round + 1)
+        if t[0] != self.last + 1:
+            self.begin()
+        self.last = chunk.round
+        return t
+
+
+def of_target(target: Target, particles: Particles) -> Particles:
+    """Return the particles, refused unless they can be parameters of the target."""
+    if particles.ndim != 2 or particles.shape[1] != target.dim:
+        raise ValueError(
+            f"the sampler's particles have shape {particles.shape}, but the target of this watch has {target.dim} "
+            "parameters. Give the watch the sampler's own target."
+        )
+    return particles
 
 
 class _Noise(Following):

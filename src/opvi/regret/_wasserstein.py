@@ -10,7 +10,7 @@ import numpy as np
 
 from opvi.metrics import wasserstein2
 from opvi.regret._costs import Quadratic, quadratic_part
-from opvi.regret._following import Following, of_target
+from opvi.regret._euclidean import Following, of_target
 from opvi.running._run import Chunk
 from opvi.targets import Target, cast
 from opvi.types import Array, ArrayLike, Batch, State, Tree
