@@ -20,7 +20,6 @@ from jax.sharding import AbstractMesh, Mesh, NamedSharding, PartitionSpec, use_a
 
 from opvi._steps import pieces
 from opvi.flows._ring import DATA, PARTICLES
-from opvi.running._engine import started
 from opvi.types import Array, ArrayLike, Batch, Info, Key, Prediction, Sampler, Start, State, Tree
 
 
@@ -58,7 +57,7 @@ class Sharded:
         # In the host's memory, because the covariances of all particles may be too much for one device.
         on_host = jax.default_device(jax.local_devices(backend="cpu")[0])
         with nullcontext() if jax.default_backend() == "cpu" else on_host:
-            return place(started(self.sampler, key, particles), self.mesh)
+            return place(self.sampler.init(key, particles), self.mesh)
 
     def step(self, key: Key, state: State, batch: Batch) -> tuple[State, Info]:
         """Learn from a batch; the state stays on the mesh."""
@@ -78,7 +77,7 @@ class Sharded:
     @property
     def about(self) -> str:
         """One line: what was chosen, and why."""
-        return getattr(self.sampler, "about", "")
+        return self.sampler.about
 
     def __str__(self) -> str:
         return str(self.sampler)
