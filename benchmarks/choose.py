@@ -22,7 +22,6 @@ from benchmarks import choices
 from benchmarks.choices import SEEDS, TUNING, Choice, Rows
 from benchmarks.machine import machine
 from opvi import metrics
-from opvi.tracking import Wrapped
 from paper.classification import scores as class_scores
 from paper.results import as_json
 
@@ -63,7 +62,7 @@ def pass_over(tracker: Any, target: opvi.Target | None, batch: int, key: Any, ro
     plain: Any = ()
     if rows.X_test is not None:
         said = tracker.predict(state, rows.X_test)
-        if target is not None and isinstance(state, Wrapped):
+        if target is not None and not isinstance(tracker, choices.Plain):
             plain = opvi.predict(target, state.particles, rows.X_test)
     past = getattr(state, "past", None)
     covariance = past.matrices[:, 0] if isinstance(state, opvi.filters.GaussNewtonState) else ()

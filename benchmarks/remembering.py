@@ -12,7 +12,6 @@ from threadpoolctl import threadpool_limits
 
 import opvi
 from benchmarks.machine import machine
-from opvi.tracking._shared import shared_classifier
 from paper import data
 
 MEMORIES = (0, 500, 2000)
@@ -57,9 +56,9 @@ def streams() -> Iterator[dict[str, Any]]:
     sources["covertype, shuffled"] = X[some], y[some], 7
     for name, (X, y, classes) in sources.items():
         for memory in MEMORIES:
-            tracker = shared_classifier(
-                X.shape[1], classes, hidden=(100,), particles=20, half_life=None, memory_rows=memory
-            )
+            tracker: Any = opvi.classifier(X.shape[1], classes)
+            if memory:
+                tracker = opvi.remembering(tracker, memory, example=(X[:1].astype(np.float32), y[:1]))
             start = time.perf_counter()
             _, history = opvi.run(tracker, opvi.stream((X.astype(np.float32), y), 20), 1)
             loss = -float(history.info.log_predictive[FIRST // 20 :].mean())

@@ -88,12 +88,12 @@ STREAMS: dict[str, Callable[[int], Stream]] = {
 
 
 @partial(jax.jit, static_argnums=0)
-def _pass(tracker: opvi.types.Sampler, key: Any, state: Any, X: Array, y: Array) -> tuple[Any, Array]:
+def _pass(tracker: Any, key: Any, state: Any, X: Array, y: Array) -> tuple[Any, Array]:
     """Rounds one after the other, with the probabilities that each batch was given before it was learnt."""
 
     def one(state: Any, rows: tuple[Array, Array]) -> tuple[Any, Array]:
-        p = tracker.predict(state, rows[0]).probabilities()
-        return tracker.step(key, state, Batch(rows, jnp.ones(len(rows[1]), p.dtype)))[0], p
+        state, info = tracker.step(key, state, Batch(rows, jnp.ones(len(rows[1]))))
+        return state, info.predicted.probabilities
 
     return jax.lax.scan(one, state, (X, y))
 

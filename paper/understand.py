@@ -93,7 +93,6 @@ def flow(batch: int, repulsion: float, prior_weight: Any = opvi.schedules.vanish
     return opvi.opvi(target, step=step, field=own_gaussian, repulsion=repulsion, prior_weight=prior_weight)
 
 
-@cache
 def scalings(rows: int) -> dict[str, tuple[Sampler, int, float]]:
     """Samplers, their rows a round, and how many rows' posterior each should settle on, the prior's one included."""
     target, schedules = mean_of_rows(), opvi.schedules
@@ -191,7 +190,6 @@ EXACT = "exact posterior"
 GAINS = {"long step": 0.8, "middle step": 0.2, "short step": 0.02}
 
 
-@cache
 def repelled() -> dict[str, Sampler]:
     """OPVI under every weight and step, and what `opvi.tracker` picks."""
     flows: dict[str, Sampler] = {

@@ -1,6 +1,6 @@
 """The experiment behind the page "Understand" on several modes: particles on the two-parameter mixture."""
 
-from functools import cache, partial
+from functools import partial
 
 import numpy as np
 
@@ -12,7 +12,6 @@ from paper.tracking import SETTINGS, exact_after
 from paper.understand_common import BATCH, Size, experiment_of, size_of
 
 
-@cache
 def mixture_samplers() -> dict[str, Sampler]:
     """The paper's flow with its authors' kernel and step, a flow made for one Gaussian, and a tracker."""
     target = opvi.gaussian_mixture()
