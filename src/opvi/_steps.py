@@ -56,7 +56,7 @@ def compiled(step: Step) -> Step:
     def outer(*arguments: Any) -> Any:
         sampler, arrays = arguments[: len(static)], arguments[len(static) :]
         if jax.default_backend() == "cpu":
-            return set_xla_metadata(inner(*sampler, *arrays), inlineable="false")
+            return optimization_barrier(set_xla_metadata(inner(*sampler, *arrays), inlineable="false"))
         return optimization_barrier(inner(*sampler, *optimization_barrier(arrays)))
 
     return cast(Step, jax.jit(outer, static_argnums=static))

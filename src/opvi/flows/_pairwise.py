@@ -99,9 +99,7 @@ def _twice_log_two(scale: Scalar) -> tuple[Array, Array]:
     return high, low
 
 
-def _pallas(
-    kernel: Callable[..., None], interpret: bool, warps: int, stages: int, **spec: object
-) -> Callable[..., Array]:
+def _pallas(kernel: Callable[..., None], interpret: bool, warps: int, stages: int, **spec: Any) -> Callable[..., Array]:
     from jax.experimental import pallas as pl
     from jax.experimental.pallas import triton
 

@@ -59,6 +59,9 @@ class Target:
     predict: Callable[[Params, Tree], Distribution] | None = None
     architecture: Architecture | None = None  # the layers, where the target is an MLP
 
+    def __hash__(self) -> int:
+        return hash(self.log_likelihood)  # jit asks at every step; the others would only repeat it
+
     @cached_property
     def layout(self) -> Layout:
         """How the parameters lie in a vector, from the shapes that `init` returns."""
@@ -101,7 +104,7 @@ class Method:
         return getattr(self.of, self.name)(*arguments)
 
     def __repr__(self) -> str:
-        return f"{self.of!r}.{self.name}"
+        return f"{type(self.of).__name__.lstrip('_')}.{self.name}"
 
 
 class Scored(NamedTuple):

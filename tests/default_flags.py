@@ -1,0 +1,70 @@
+"""Loop, scan, run and resumed run of some samplers compared bit by bit; run by `test_samplers` as a process.
+
+The suite's own flags keep XLA from optimising, so that it fuses nothing in one way here and in another there. In this
+process the flags are XLA's defaults. The arguments are names of samplers; those for which a way gave other bits are
+printed. `plain` as the first argument puts `jax.jit` in the place of `compiled`.
+"""
+
+import sys
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+import opvi
+
+ROUNDS, ROWS, N, KEY = 8, 6, 4, jax.random.key(0)
+RNG = np.random.default_rng(0)
+X = RNG.normal(size=(ROUNDS * ROWS, 3)).astype(np.float32)
+Y = np.sin(X[:, 0]) + 0.1 * RNG.normal(size=len(X)).astype(np.float32)
+NETWORK = opvi.mlp(3, (20,), activation=jnp.tanh, prior_variance=None)
+
+NUMBERS, LABELS = (X, Y), (X, (Y > 0).astype(np.int32))
+
+CASES = {
+    "langevin": (opvi.langevin(NETWORK, step=0.01), NUMBERS),
+    "gfsd": (opvi.gfsd(NETWORK, step=0.01), NUMBERS),
+    "opvi": (opvi.opvi(NETWORK, step=opvi.schedules.decaying(0.1, 0.55)), NUMBERS),
+    "online_map": (opvi.online_map(NETWORK, step=0.1), NUMBERS),
+    "gauss_newton": (opvi.gauss_newton(NETWORK), NUMBERS),
+    "kfac": (opvi.kfac(NETWORK), NUMBERS),
+    "gain_one": (opvi.gain_one(opvi.logistic_regression(3), half_life=50.0, substeps=2), LABELS),
+    "sl_opvi": (opvi.sl_opvi(opvi.logistic_regression(3), window=0, pace=opvi.filters.Pace(steps=2, looks=1)), LABELS),
+    "regressor": (opvi.regressor(3, hidden=(4,), particles=N), NUMBERS),
+    "classifier": (opvi.classifier(3, 2, hidden=(4,), particles=4), LABELS),
+}
+
+
+def bits_agree(sampler, rows):
+    """Return whether a loop, a scan, a run, and a run that stopped and resumed end in the same state."""
+    stream = opvi.stream(rows, ROWS)
+    start = looped = sampler.init(KEY, N)
+    for batch in stream:
+        looped, _ = sampler.step(KEY, looped, batch)
+
+    @jax.jit
+    def scan(state, batches):  # which drops the info: a program that XLA may fuse in another way
+        return jax.lax.scan(lambda state, batch: (sampler.step(KEY, state, batch)[0], None), state, batches)[0]
+
+    scanned = scan(start, jax.tree.map(lambda *leaves: jnp.stack(leaves), *stream))
+    run, _ = opvi.run(sampler, stream, KEY, state=start)
+    half, _ = opvi.run(sampler, stream, KEY, state=start, rounds=3)
+    resumed, _ = opvi.run(sampler, stream.after(3), KEY, state=half)
+    return all(jax.tree.all(jax.tree.map(np.array_equal, looped, other)) for other in (scanned, run, resumed))
+
+
+def with_plain_jit():
+    """Put `jax.jit` in the place of `compiled`, in every module."""
+    for module in [module for name, module in sys.modules.items() if name.startswith("opvi.")]:
+        for name, function in vars(module).copy().items():
+            step = getattr(getattr(function, "__wrapped__", None), "__wrapped__", None)
+            if getattr(step, "__module__", None) == module.__name__:
+                setattr(module, name, jax.jit(step, static_argnums=0))
+
+
+if __name__ == "__main__":
+    names = sys.argv[1:]
+    if names[0] == "plain":
+        with_plain_jit()
+        names = names[1:]
+    print(*(name for name in names if not bits_agree(*CASES[name])))
