@@ -58,7 +58,7 @@ def labels(classes):
 
 
 class Case(NamedTuple):
-    algorithm: opvi.Algorithm
+    algorithm: opvi.types.Sampler
     target: opvi.Target
     rows: Any  # of (seed, count)
 

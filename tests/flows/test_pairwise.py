@@ -1,5 +1,8 @@
 """The GPU's sums over pairs, run on a CPU by Pallas's interpreter, against float64."""
 
+import subprocess
+import sys
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -100,6 +103,28 @@ def test_fields_choose_by_size_and_by_what_was_asked_for(monkeypatch):
         x, scores = problem(n, 2, 2)
         field(x, scores)
         assert asked == ([n] if fused else [])
+
+
+WITHOUT_PALLAS = """
+import sys
+sys.modules["jax.experimental.pallas"] = sys.modules["jax.experimental.pallas.triton"] = None
+import jax, numpy as np, opvi
+from opvi.flows._pairwise import has_gpu_kernels, pair_sums
+assert not has_gpu_kernels()
+usual, jax.default_backend = jax.default_backend, lambda: "gpu"  # there is one, but the module is missing
+assert not has_gpu_kernels()
+jax.default_backend = usual
+sampler = opvi.svgd(opvi.gaussian_mixture(), step=0.01)
+for n in (5, 5000):  # all pairs at once, and where a GPU would take the fused sums
+    _, info = sampler.step(jax.random.key(0), sampler.init(jax.random.key(0), n), opvi.batch(np.zeros(3)))
+    assert bool(info.finite)
+x = jax.random.normal(jax.random.key(0), (50, 130))  # whole products need no Pallas
+assert np.isfinite(pair_sums(x, x, np.float32(1.0)).push).all()
+"""
+
+
+def test_nothing_but_a_gpu_needs_pallas():
+    subprocess.run([sys.executable, "-c", WITHOUT_PALLAS], check=True)
 
 
 def test_the_factor_of_the_push_is_known_to_more_than_its_digits():
