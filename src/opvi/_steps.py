@@ -1,11 +1,10 @@
 """What all samplers share: counting rounds and rows, weighing the batch, and surviving a bad update."""
 
 import functools
-import inspect
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Hashable
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple, TypeVar, cast
+from typing import NamedTuple, TypeVar, cast
 
 import jax
 import jax.numpy as jnp
@@ -35,63 +34,34 @@ from opvi.types import (
     shapes_of,
 )
 
-Step = TypeVar("Step", bound=Callable[..., Any])  # or a factory of samplers
+Step = TypeVar("Step", bound=Callable[..., Tree])
+Kept = TypeVar("Kept", bound=State)
 
 
 def compiled(step: Step) -> Step:
-    """The step as a compiled function that gives the same bits wherever it is called from.
+    """Return the step as a compiled function that gives the same bits wherever it is called from.
 
     `step(sampler, key, state, batch)` is a function of a module; the sampler is static, so samplers with equal
     settings share their programs, and jit's own cache is the only one.
 
-    XLA would inline it into a surrounding scan, fuse it there in another way and so round in another
-    way. On a CPU the inner call is marked as one to leave whole: by hand, in a scan or in `run`, it is one
-    program. On a GPU XLA fuses nothing inside such a call, which is six times slower there; barriers around the
-    step keep what surrounds it out, and `run` gives the same bits however it is cut.
+    XLA would inline it into a surrounding scan, leave out what the caller drops, fuse the rest in another way and so
+    round in another way. On a CPU the inner call is marked as one to leave whole, and a barrier keeps all it returns:
+    by hand, in a scan or in `run`, it is one program. On a GPU XLA fuses nothing inside such a call, which is six
+    times slower there; barriers around the step keep what surrounds it out, and `run` gives the same bits however it
+    is cut.
     """
-    static = (0,) if next(iter(inspect.signature(step).parameters)) == "sampler" else ()  # (): not a dataclass yet
-    inner = jax.jit(step, static_argnums=static)
+    inner = jax.jit(step, static_argnums=0)
 
     @functools.wraps(step)
-    def outer(*arguments: Any) -> Any:
-        sampler, arrays = arguments[: len(static)], arguments[len(static) :]
+    def outer(sampler: Hashable, *arrays: Tree) -> Tree:
         if jax.default_backend() == "cpu":
-            return optimization_barrier(set_xla_metadata(inner(*sampler, *arrays), inlineable="false"))
-        return optimization_barrier(inner(*sampler, *optimization_barrier(arrays)))
+            return optimization_barrier(set_xla_metadata(inner(sampler, *arrays), inlineable="false"))
+        return optimization_barrier(inner(sampler, *optimization_barrier(arrays)))
 
-    return cast(Step, jax.jit(outer, static_argnums=static))
-
-
-KEPT = 64  # samplers; the programs of those used least recently are freed
-
-
-def made_once(make: Step) -> Step:
-    """A factory that hands out the same sampler for the same settings, so that nothing is compiled twice.
-
-    A cell of a notebook that runs again, or a second model beside the first, starts at once. Settings that have no
-    hash (arrays) get a sampler of their own.
-    """
-
-    @functools.lru_cache(KEPT)
-    def kept(spelt: str, given: tuple[Any, ...], named: tuple[tuple[str, Any], ...]) -> Any:
-        return make(*given, **dict(named))
-
-    @functools.wraps(make)
-    def made(*given: Any, **named: Any) -> Any:
-        named = {name: tuple(value) if isinstance(value, list) else value for name, value in named.items()}
-        settings = given, tuple(named.items())
-        try:
-            hash(settings)
-        except TypeError:
-            return make(*given, **named)
-        return kept(repr(settings), *settings)  # as spelt: 4.0 is equal to 4, but no number of units
-
-    return cast(Step, made)
+    return cast(Step, jax.jit(outer, static_argnums=0))
 
 
 LARGEST_COUNT = 2**31 - 1  # counters stop here instead of turning negative on an endless stream
-
-
 PARTICLES = 100  # drawn by a sampler of a target if nobody says how many
 
 
@@ -135,7 +105,7 @@ class Clock(NamedTuple):
     seen_rows: Scalar
 
 
-def tick(state: Any, batch: Batch) -> Clock:
+def tick(state: State, batch: Batch) -> Clock:
     """Count this round and its rows (those with a weight above 0)."""
     dtype = state.particles.dtype
     here = (batch.weight > 0).sum(dtype=jnp.int32)
@@ -169,13 +139,13 @@ def blank_rows(layout: Layout, rows: int, dtype: jnp.dtype) -> Data:
     return jax.tree.unflatten(layout.structure, leaves)
 
 
-def check_example(kept: Any, data: Any) -> None:
+def check_example(kept: Data, data: Data) -> None:
     """Refuse, from shapes alone, rows that a sampler which keeps some was not made for."""
 
-    def row(tree: Any) -> list[tuple[int, ...]]:
+    def row(tree: Tree) -> list[tuple[int, ...]]:
         return [leaf.shape[1:] for leaf in jax.tree.leaves(tree)]
 
-    structures: list[Any] = [jax.tree.structure(tree) for tree in (kept, data)]  # jax does not export the type
+    structures: list[Tree] = [jax.tree.structure(tree) for tree in (kept, data)]  # jax does not export the type
     if structures[0] != structures[1] or row(kept) != row(data):
         raise ValueError(
             f"a batch has leaves of shape {shapes_of(data)}, but the `example` given has rows of shape {row(kept)}. "
@@ -205,7 +175,7 @@ class Weighed(NamedTuple):
 def weigh(
     target: Target, particles: Particles, batch: Batch, clock: Clock, scale: LikelihoodScale, prior_weight: Schedule
 ) -> Weighed:
-    r"""$s = \kappa_t \nabla \ell_t(x) + \eta_t \nabla \log p_0(x)$."""
+    r"""Return the score $s = \kappa_t \nabla \ell_t(x) + \eta_t \nabla \log p_0(x)$ and what was predicted."""
     scored = score(target, particles, batch)
     kappa = scale(clock.batch_rows, clock.seen_rows)
     eta = at_round(prior_weight, clock.t)
@@ -215,24 +185,19 @@ def weigh(
 
 
 def row_densities(log_likelihood: Array) -> Array:
-    """Log predictive density of each row, from each particle's `[n, B]`; NaN for all where one is NaN."""
+    """Return the log predictive density of each row, from each particle's `[n, B]`; NaN for all where one is NaN."""
     rows = logsumexp(log_likelihood, axis=0) - math.log(len(log_likelihood))
     # Asked for by name: XLA's fused exponential on a CPU can turn a NaN into a number.
     return jnp.where(jnp.isnan(log_likelihood).any(), jnp.nan, rows)
 
 
 def mean_over(batch: Batch, rows: Array) -> Scalar:
-    """Weighted mean of one number per row."""
+    """Return the weighted mean of one number per row."""
     return (rows * batch.weight).sum() / jnp.maximum(batch.weight.sum(), 1e-30)
 
 
-def log_predictive_of(log_likelihood: Array, batch: Batch) -> Scalar:
-    """Mean log predictive density of the batch, from each particle's `[n, B]`, before their update (prequential)."""
-    return mean_over(batch, row_densities(log_likelihood))
-
-
-def keep_if_finite(new: Any, old: Any, particles: Particles, log_predictive: Scalar) -> tuple[Any, Array]:
-    """The new state, or the old one where the new particles are not finite; and whether they were.
+def keep_if_finite(new: Kept, old: Kept, particles: Particles, log_predictive: Scalar) -> tuple[Kept, Array]:
+    """Return the new state, or the old one where the new particles are not finite; and whether they were.
 
     A NaN among the batch's log densities counts as well: it may leave the gradient finite, and wrong.
     """
@@ -243,7 +208,7 @@ def keep_if_finite(new: Any, old: Any, particles: Particles, log_predictive: Sca
 
 
 def root_mean_square(field: Array) -> Scalar:
-    """The typical size of a field's entries."""
+    """Return the typical size of a field's entries."""
     return jnp.sqrt((field**2).mean())
 
 
