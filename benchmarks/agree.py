@@ -1,7 +1,7 @@
 """Do results that were made again agree with the committed ones? `python -m benchmarks.agree MADE_AGAIN --out FILE`.
 
-Every experiment writes its trials by row and seed. For each number of a trial made again, the distance to the mean of the
-committed trials of that row is taken in their standard deviations, and in those expected of one more draw.
+Every experiment writes its trials by row and seed. For each number of a trial made again, the distance to the mean of
+the committed trials of that row is taken, in the standard deviation expected of one more draw.
 """
 
 import argparse
@@ -11,6 +11,7 @@ from pathlib import Path
 
 import numpy as np
 
+COMMAND = "python -m paper … --seeds 1 --out DIR; python -m benchmarks.agree DIR"
 UNREAD = {"seconds", "rows"}  # times, and what cannot differ
 FAR = 4.0  # standard deviations: of hundreds of numbers with few trials each, some lie beyond 3
 SMALL = 0.02  # relative: what is nearer counts as equal, whatever the spread
@@ -70,7 +71,7 @@ def main() -> None:
         for entry in far[:6]:
             print("  ", {k: f"{v:.4g}" if isinstance(v, float) else v for k, v in entry.items()})
     if options.out:
-        options.out.write_text(json.dumps({"command": "python -m benchmarks.agree", "files": summary}, indent=1) + "\n")
+        options.out.write_text(json.dumps({"command": COMMAND, "files": summary}, indent=1) + "\n")
 
 
 if __name__ == "__main__":
