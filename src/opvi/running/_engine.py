@@ -110,6 +110,8 @@ class Engine:
         state: where to resume; the sampler's usual start if not given.
     """
 
+    few_rounds = FEW_ROUNDS  # 0: few batches, too, by the program for many
+
     def __init__(self, sampler: Sampler, key: Seed, *, batch: int = 20, state: State | None = None):
         if batch < 1:
             raise ValueError(f"`batch` is {batch}, but a batch has at least 1 row.")
@@ -141,7 +143,7 @@ class Engine:
     def learn(self, batches: Batch) -> Info:
         """Learn stacked batches `[rounds, rows, ...]`; return the sampler's Info, leaves `[rounds, ...]`."""
         state, infos = self.state, []
-        for chunk, count in _chunks(batches):
+        for chunk, count in _chunks(batches, self.few_rounds):
             state, (info, _, _) = advance(self.sampler, None, (), self.key, state, chunk, jnp.int32(count))
             infos.append((info, count))
         told = joined([taken(_on_host(info), slice(count)) for info, count in infos])
@@ -217,11 +219,11 @@ def _on_host(tree: Tree) -> Tree:
     return jax.tree.map(np.asarray, tree)
 
 
-def _chunks(batches: Batch) -> Iterator[tuple[Batch, int]]:
+def _chunks(batches: Batch, few_rounds: int = FEW_ROUNDS) -> Iterator[tuple[Batch, int]]:
     """Stacked batches in pieces of two sizes only, each with the number of batches in it that are to be learnt."""
     rounds = len(batches.weight)
     room = max(1, min(CHUNK_ROUNDS, CHUNK_BYTES // max(1, size_of(batches) // rounds)))
-    room = 1 if rounds < FEW_ROUNDS else room
+    room = 1 if rounds < few_rounds else room
     for start in range(0, rounds, room):
         chunk = taken(batches, slice(start, start + room))
         yield padded(chunk, room), len(chunk.weight)

@@ -1,21 +1,16 @@
 """The model behind a run: the recommended regressor or classifier, by settings that a run's folder keeps."""
 
 import json
-from dataclasses import dataclass
 from typing import NamedTuple
 
 import jax
-import numpy as np
 
-from opvi._steps import compiled
 from opvi.app.learn._directory import RunDirectory, RunError
 from opvi.app.tables import Block, Json, Schema, TableError
-from opvi.predictive import Predictive
 from opvi.running._rows import size_of
 from opvi.tracking import classifier, regressor, remembering, watched
 from opvi.tracking._regressor import EARLY_ROWS
-from opvi.tracking._wrapped import Wrapped, WrappedInfo, Wrapper, wrapped_info
-from opvi.types import Batch, Key, Predicted, Sampler
+from opvi.types import Sampler
 
 MOST_BYTES = 1 << 30  # of a model's state
 HIDDEN = {"regression": (50,), "classification": (100,)}
@@ -41,13 +36,10 @@ def model(schema: Schema, settings: Settings) -> Sampler:
     if schema.task == "regression":
         made = regressor(columns, hidden=hidden, particles=particles, half_life=half_life, warm_up=settings.warm_up)
     else:
-        count = max(2, len(schema.classes))
-        made = classifier(columns, count, hidden=hidden, particles=particles, half_life=half_life)
-        made = _Predicting(made)
-    row = np.zeros((1, columns), np.float32), np.zeros(1, np.float32)
+        made = classifier(columns, max(2, len(schema.classes)), hidden=hidden, particles=particles, half_life=half_life)
     if settings.memory_rows:
-        made = remembering(made, settings.memory_rows, example=row)
-    made = watched(remembering(made, SAMPLE, again=0, example=row))
+        made = remembering(made, settings.memory_rows)
+    made = watched(remembering(made, SAMPLE, again=0))
     size = size_of(jax.eval_shape(made.init, jax.random.key(0)))
     if size > MOST_BYTES:  # before it takes the memory
         raise ValueError(
@@ -56,23 +48,6 @@ def model(schema: Schema, settings: Settings) -> Sampler:
             "classifier grows with the square of columns times classes, one with hidden layers far less."
         )
     return made
-
-
-@dataclass(frozen=True)
-class _Predicting(Wrapper):
-    """On its way out: a classifier that does not say yet what it predicted."""
-
-    def step(self, key: Key, state: Wrapped, batch: Batch) -> tuple[Wrapped, WrappedInfo]:
-        return _predicting(self, key, state, batch)
-
-
-@compiled
-def _predicting(sampler: _Predicting, key: Key, state: Wrapped, batch: Batch) -> tuple[Wrapped, WrappedInfo]:
-    x, y = batch.data
-    said: Predictive = sampler.sampler.predict(state.inner, x)  # type: ignore[assignment]
-    inner, info = sampler.sampler.step(key, state.inner, batch)
-    predicted = Predicted(said.log_density(y), probabilities=said.probabilities())
-    return Wrapped(inner, (), inner.round, inner.rows), wrapped_info(info)._replace(predicted=predicted)
 
 
 def widths(task: str, settings: Settings) -> tuple[int, ...]:

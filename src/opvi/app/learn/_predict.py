@@ -3,6 +3,7 @@
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 
@@ -48,15 +49,16 @@ def learnt(run: RunDirectory) -> Learnt:
         raise RunError(f"{run.path} has no checkpoint yet. Let it learn first: `opvi learn … --resume`.")
     if not isinstance(tree, dict) or not {"state", "scores", "places", "kinds"} <= set(tree):
         raise RunError(f"the checkpoints of {run.path} hold something else than a run.")
+    why = ""
     try:
-        fits = tree.get("about") == described(schema, settings)
-        tree = shaped(tree, {"state": sampler, "scores": scoring.start(schema.task, len(schema.classes))})
-    except CheckpointError:
-        fits = False
-    if not fits:
+        state = jax.eval_shape(sampler.init, jax.random.key(0))
+        tree = shaped(tree, {"state": state, "scores": scoring.start(schema.task, len(schema.classes))})
+    except CheckpointError as error:
+        why = f" ({str(error).rstrip('.')})"
+    if why or tree.get("about") != described(schema, settings):
         raise RunError(
-            f"{run.path / 'run.json'} describes other columns or another model than the checkpoints were saved with. "
-            "Bring the old one back."
+            f"{run.path / 'run.json'} describes other columns or another model than the checkpoints were saved with"
+            f"{why}. Bring the old one back."
         )
     return Learnt(about, schema, settings, sampler, tree, kept.damaged)
 
