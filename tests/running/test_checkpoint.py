@@ -106,6 +106,9 @@ def test_a_state_has_the_form_of_its_sampler(sampler, tmp_path):
     path = opvi.save(tmp_path / "state", state)
     assert all_same(opvi.load(path, like=sampler), state)
     assert all_same(opvi.load(path, like=state), state)
+    several = opvi.watched(opvi.classifier(3, 2, hidden=(4,), particles=8))  # networks and filters: sets of two sizes
+    path = opvi.save(tmp_path / "several", several.init(KEY))
+    assert all_same(opvi.load(path, like=several), several.init(KEY))
     both = opvi.save(tmp_path / "both", {"state": state, "note": "x", "more": (1, 2)})
     assert all_same(opvi.load(both, like={"state": sampler}), {"state": state, "note": "x", "more": [1, 2]})
 

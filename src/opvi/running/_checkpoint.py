@@ -308,7 +308,7 @@ def _state_of(sampler: Any, tree: Tree) -> Tree:
     count = _particles(tree)
     try:
         usual = jax.eval_shape(lambda: sampler.init(key))
-        if count in (None, len(usual.particles)):
+        if count is None or count == len(usual.particles):
             return usual
     except TypeError:  # it has no usual number
         if count is None:
@@ -320,13 +320,11 @@ def _state_of(sampler: Any, tree: Tree) -> Tree:
 
 
 def _particles(tree: Tree) -> int | None:
-    """How many there are, in a state or in one that it holds."""
+    """How many there are, in a state or in the one that it wraps; None in a state of several sets of them."""
     if not isinstance(tree, dict):
         return None
     found = tree.get("particles")
-    if isinstance(found, np.ndarray) and found.ndim:
-        return len(found)
-    return next((count for count in map(_particles, tree.values()) if count is not None), None)
+    return len(found) if isinstance(found, np.ndarray) and found.ndim else _particles(tree.get("inner"))
 
 
 def _kind(value: Any) -> str:
