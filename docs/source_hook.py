@@ -54,6 +54,8 @@ def _bindings(body: list[ast.stmt]) -> Iterator[tuple[str, ast.stmt | ast.alias,
         elif isinstance(node, ast.Assign):
             yield from ((target.id, node, None) for target in node.targets if isinstance(target, ast.Name))
         elif isinstance(node, ast.ImportFrom):
+            if node.names[0].name == "*":
+                yield from _bindings(_tree(str(_file(str(node.module)))).body)
             yield from ((alias.asname or alias.name, alias, node.module) for alias in node.names)
         elif isinstance(node, ast.If):  # `if TYPE_CHECKING:`
             yield from _bindings(node.body)

@@ -33,9 +33,9 @@ REFUSED = (
 )
 
 
-def loaded(code: str) -> set[str]:
+def loaded(code: str, before: str = ", jax, optax") -> set[str]:
     """The modules that this code loads, beyond those that JAX and optax load themselves."""
-    program = f"import sys, jax, optax; before = set(sys.modules)\n{code}\nprint(*sys.modules.keys() - before)"
+    program = f"import sys{before}; before = set(sys.modules)\n{code}\nprint(*sys.modules.keys() - before)"
     run = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
     return set(run.stdout.split())
 
@@ -45,9 +45,16 @@ def unwanted(modules: set[str]) -> set[str]:
 
 
 def test_opvi_loads_nothing_that_few_need():
-    modules = loaded("import opvi")
+    modules = loaded("import opvi; opvi.run")
     assert "opvi.scale.fleet" in modules
     assert unwanted(modules) == set()
+
+
+def test_help_is_there_at_once():
+    """The command's help, and a first `import opvi`, load neither JAX nor anything that an extra brings."""
+    modules = loaded("from opvi.app import cli; cli.parser().format_help()", before="")
+    assert "opvi.app.cli._learn" in modules
+    assert not {"jax", "numpy", "scipy", "pyarrow", "rich", "jinja2", "http.server", "opvi.types"} & modules
 
 
 @pytest.mark.parametrize(
