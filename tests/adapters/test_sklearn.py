@@ -1,5 +1,6 @@
 """The scikit-learn estimators: the library's own checks, bits equal to a bare run, and every kind of awkward input."""
 
+import io
 import pickle
 import warnings
 
@@ -18,8 +19,8 @@ from sklearn.preprocessing import MinMaxScaler
 from sklearn.utils.estimator_checks import parametrize_with_checks
 
 import opvi
-from opvi.adapters.sklearn import _base as base
-from opvi.tracking._shared import shared_classifier, shared_regressor
+from opvi.adapters.sklearn import _base
+from opvi.running import _engine as engine
 
 FEATURES = 3
 REGRESSOR = {"hidden": (5,), "n_particles": 3, "random_state": 0}
@@ -109,11 +110,16 @@ def test_twenty_calls_of_the_classifier_equal_one_run_bit_for_bit():
     assert same(model.state_, state)
 
 
-def test_one_large_call_equals_many_small_ones_and_a_ragged_end_is_the_streams(regression):
+def test_one_large_call_equals_many_small_ones_and_a_ragged_end_is_the_streams(regression, monkeypatch):
     model, *_ = regression
     X, y = drawn(450)
     other = opvi.OPVIRegressor(**REGRESSOR).partial_fit(X[:400], y[:400])
     assert same(model.state_, other.state_)
+    for block in (1 << 24, 4 * 3 * 20 * 7):  # however many rows are made dense at once
+        monkeypatch.setattr(_base, "BLOCK_BYTES", block)
+        anew = opvi.OPVIRegressor(**REGRESSOR, shuffle=False).fit(X[:401], y[:401])
+        state, _ = opvi.run(other.tracker_, opvi.stream((X[:401], y[:401]), 20), 0)
+        assert same(anew.state_, state)
     other.partial_fit(X[400:433], y[400:433])  # 20 + 13 rows
     state, _ = opvi.run(other.tracker_, opvi.stream((X[:433], y[:433]), 20), 0)
     assert same(other.state_, state)
@@ -129,27 +135,46 @@ def test_a_pickled_estimator_goes_on_bit_for_bit(kind, request):
     assert not same(there.state_, model.state_)
 
 
-def test_ragged_calls_compile_logarithmically_often():
-    assert {base.few_sizes(rows, 20) for rows in range(1, 21)} == {1, 2, 4, 8, 16, 20}
+def programs():
+    return np.array([engine.advance._cache_size(), engine.again._cache_size(), engine.answer._cache_size()])
+
+
+def test_ragged_calls_compile_few_times():
     X, y = drawn(120)
     model = opvi.OPVIRegressor(**{**REGRESSOR, "hidden": ()})
-    before = opvi.tracking._regressor_learning.step._cache_size()
+    before = programs()
     for rows in (1, 3, 4, 20, 21, 39):
         model.partial_fit(X[:rows], y[:rows])
         model.predict(X[:rows])
     model.predict(np.tile(X, (20, 1)))  # 2,400 rows, in pieces
-    assert opvi.tracking._regressor_learning.step._cache_size() - before == 3  # 1, 4 and 20 rows
-    program = base._program(shared_regressor, model._sizes, model._named, opvi.adapters.sklearn._regressor._summary)
-    assert program._cache_size() == 4  # 1, 4, 64 and 1,024 rows
-    assert model.n_rows_seen_ == int(model.state_.rows) == 88
+    assert (programs() - before).tolist() == [2, 0, 3]  # batches of 1 and of 20 rows; 1, 32 and 1,024 to predict at
+    model.partial_fit(np.tile(X, (20, 1)), np.tile(y, 20))
+    assert (programs() - before).tolist() == [3, 0, 3]  # many batches in one program
+    assert model.n_rows_seen_ == int(model.state_.rows) == 88 + 2400
 
 
 def test_clones_share_their_programs(regression):
     model, X, y = regression
-    before = shared_regressor.cache_info().misses
+    clone(model).fit(X, y).predict(X)
+    before = programs()
     copies = [clone(model).fit(X, y) for _ in range(3)]
-    assert shared_regressor.cache_info().misses == before
-    assert copies[0].tracker_ == model.tracker_
+    copies.append(pickle.loads(pickle.dumps(copies[0])).partial_fit(X, y))
+    for other in copies:
+        other.predict(X)
+        assert other.tracker_ == model.tracker_
+    assert (programs() == before).all()
+
+
+class Strict(pickle.Pickler):
+    def reducer_override(self, value):
+        assert not isinstance(value, jax.Array | type(engine.advance))
+        return NotImplemented
+
+
+@pytest.mark.parametrize("kind", ["regression", "classification"])
+def test_an_estimator_is_pickled_as_numpy_arrays(kind, request):
+    model, *_ = request.getfixturevalue(kind)
+    Strict(io.BytesIO()).dump(model)
 
 
 # --- what predictions say -------------------------------------------------------------------------
@@ -186,6 +211,8 @@ def test_quantiles_intervals_and_draws_agree(regression):
     # The share of draws below a 5 % quantile: 5 standard errors of 2,000 draws.
     assert (draws < low[:, None]).mean(1) == pytest.approx(np.full(50, 0.05), abs=5 * np.sqrt(0.05 * 0.95 / 2000))
     np.testing.assert_array_equal(draws, model.sample_y(X, 2000, random_state=1))
+    many = model.sample_y(np.repeat(X[:1], 1026, 0), 3)  # asked about in two pieces, with draws of their own
+    assert len(np.unique(many)) == many.size
 
 
 def test_a_classification_and_its_uncertainty(classification):
@@ -335,8 +362,8 @@ def test_frames_and_sparse_matrices_give_the_same_as_arrays(regression):
 
 def test_a_large_sparse_matrix_warns(regression, monkeypatch):
     model, X, _ = regression
-    monkeypatch.setattr(base, "DENSE_WARNING", 100)
-    with pytest.warns(UserWarning, match="made dense 20 rows at a time"):
+    monkeypatch.setattr(_base, "DENSE_WARNING", 100)
+    with pytest.warns(UserWarning, match="made dense some rows at a time"):
         model.predict(sparse.csr_matrix(X))
 
 
@@ -467,16 +494,22 @@ def test_seeds(regression):
 
 def test_an_update_that_was_refused_warns(regression):
     model, X, y = regression
+    refused = pickle.loads(pickle.dumps(model))
+    feed = refused._engine.feed
+
+    def fails(*arguments, **named):
+        fed = feed(*arguments, **named)
+        return fed._replace(info=fed.info._replace(finite=~fed.info.finite))
+
+    refused._engine.feed = fails
     with pytest.warns(RuntimeWarning, match="an update was not finite"):
-        base._all_finite([np.True_, np.False_])
+        refused.partial_fit(X, y)
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         pickle.loads(pickle.dumps(model)).partial_fit(X[:20] * 1e12, y[:20])
 
 
-def test_trackers_are_shared_by_their_settings():
-    named = {"hidden": (5,), "particles": 2, "half_life": 2000.0, "memory_rows": 0}
-    assert shared_classifier(3, 3, **named) is shared_classifier(3, 3, **named)
+def test_estimators_are_found_at_the_root():
     assert "opvi.adapters.sklearn" in str(opvi.OPVIClassifier)
     assert "OPVIClassifier" in dir(opvi)
     with pytest.raises(AttributeError, match="has no attribute 'OPVICluster'"):

@@ -7,18 +7,23 @@ from typing import Any
 import numpy as np
 from river import base
 
-from opvi.adapters.river._model import OnlineModel, Row, rows_of, series_like
+from opvi.adapters.river._model import Frame, OnlineModel, Row, Series, rows_of, series_like
+from opvi.predictive import Predictive
+from opvi.tracking import classifier
 from opvi.tracking._layers import checked_widths
-from opvi.tracking._shared import shared_classifier
 from opvi.tracking._widening import widened_classifier
-from opvi.types import Tracker
+from opvi.types import Array, Sampler, State, Tree
+
+
+def _probabilities(predictive: Predictive) -> Array:
+    return predictive.probabilities()
 
 
 class Classifier(OnlineModel, base.MiniBatchClassifier):
     """Online Bayesian classification: `opvi.classifier` as a River model.
 
     Features may have any units; new features and new classes may appear at any time, and features go missing (their
-    running mean stands in). Texts become indicators. Learning waits until `buffer` rows are there; predictions never
+    running mean stands in). Strings become indicators. Learning waits until `buffer` rows are there; predictions never
     see the rows they predict.
 
     Parameters
@@ -28,7 +33,7 @@ class Classifier(OnlineModel, base.MiniBatchClassifier):
     n_particles
         How many networks: a multiple of 4, or of 2 if a half-life is given.
     half_life
-        In rows; data older than that count half. None finds out how fast to forget.
+        In rows; data older than that count half. None determines how fast to forget.
     buffer
         Rows learnt from at once, from 1 to 32.
     max_features
@@ -67,16 +72,10 @@ class Classifier(OnlineModel, base.MiniBatchClassifier):
     def _multiclass(self) -> bool:
         return True
 
-    def _tracker(self, sizes: tuple[int, ...]) -> Tracker:
-        return shared_classifier(
-            *sizes,
-            hidden=self.hidden,
-            particles=self.n_particles,
-            half_life=self.half_life,
-            memory_rows=0,
-        )
+    def _sampler(self, sizes: tuple[int, ...]) -> Sampler:
+        return classifier(*sizes, hidden=self.hidden, particles=self.n_particles, half_life=self.half_life)
 
-    def _widened(self, fresh: Any) -> Any:
+    def _widened(self, fresh: Tree) -> State:
         return widened_classifier(self._state, fresh)
 
     def _needed(self) -> tuple[int, ...]:
@@ -109,10 +108,10 @@ class Classifier(OnlineModel, base.MiniBatchClassifier):
 
     def predict_proba_one(self, x: Row, **kwargs: Any) -> dict[Any, float]:
         """The probability of every label met so far."""
-        p = self._guess() if self._state is None else np.asarray(self._one("probabilities", x))[0].tolist()
+        p = self._guess() if self._state is None else self._asked(_probabilities, [x])[0].tolist()
         return self._spread(p)
 
-    def learn_many(self, X: Any, y: Any) -> None:
+    def learn_many(self, X: Frame, y: Series) -> None:
         """Learn from the rows of a data frame, in their order."""
         for row, target in zip(rows_of(X), y.to_list(), strict=True):
             self.learn_one(row, target)
@@ -122,10 +121,10 @@ class Classifier(OnlineModel, base.MiniBatchClassifier):
         known = self._state is not None and rows
         return [
             self._spread(p)
-            for p in (self._many("probabilities", rows).tolist() if known else [self._guess()] * len(rows))
+            for p in (self._asked(_probabilities, rows).tolist() if known else [self._guess()] * len(rows))
         ]
 
-    def predict_proba_many(self, X: Any) -> Any:
+    def predict_proba_many(self, X: Frame) -> Frame:
         """The probability of every label met so far, a column each, for the rows of a data frame."""
         each = self._each(rows_of(X))
         if hasattr(X, "to_dicts"):
@@ -136,6 +135,6 @@ class Classifier(OnlineModel, base.MiniBatchClassifier):
 
         return pandas.DataFrame(each, index=X.index, columns=list(self._labels))
 
-    def predict_many(self, X: Any) -> Any:
+    def predict_many(self, X: Frame) -> Series:
         """The most probable label of each row of a data frame."""
         return series_like(X, [max(p, key=p.get) if p else None for p in self._each(rows_of(X))])  # type: ignore[arg-type]

@@ -1,11 +1,12 @@
 """A posterior predictive in the style of `river.proba`."""
 
 import math
-from typing import Any
 
 import numpy as np
 from river import proba
 from scipy import stats
+
+from opvi.types import ArrayLike
 
 
 class PredictiveDistribution(proba.base.ContinuousDistribution):
@@ -26,7 +27,9 @@ class PredictiveDistribution(proba.base.ContinuousDistribution):
 
     """
 
-    def __init__(self, mean: Any, variance: Any, dof: Any, n_samples: int = 0, seed: int | None = None):
+    def __init__(
+        self, mean: ArrayLike, variance: ArrayLike, dof: ArrayLike, n_samples: int = 0, seed: int | None = None
+    ):
         super().__init__(seed)
         self.mean, self.variance, self.dof = (np.asarray(a, float) for a in (mean, variance, dof))
         self._n_samples = n_samples

@@ -10,6 +10,7 @@ import numpy as np
 
 from opvi.types import LARGEST_VALUE
 
+Row = Mapping[Hashable, Any]  # features by name
 VALUES = 32  # of a text feature that have columns of their own
 PLAIN = frozenset((float, int, bool, np.bool_, np.float64, np.float32, np.int64, np.int32))
 
@@ -28,7 +29,7 @@ class Columns:
         self.count = 0  # columns in use
         self.blank: list[float] = []  # a row without features, as wide as the model
 
-    def meet(self, rows: Sequence[Mapping[Hashable, Any]]) -> list[int]:
+    def meet(self, rows: Sequence[Row]) -> list[int]:
         """Columns for what is new in these rows, whatever the order within a row; the new ones for numbers."""
         new_numbers: set[Hashable] = set()
         new_texts: set[tuple[Hashable, str]] = set()
@@ -61,7 +62,7 @@ class Columns:
         for column in self.numbers.values():
             self.blank[column] = math.nan
 
-    def row(self, x: Mapping[Hashable, Any]) -> list[float]:
+    def row(self, x: Row) -> list[float]:
         """One row; features without a column are left out."""
         out, numbers_ = self.blank.copy(), self.numbers
         for name, value in x.items():
@@ -80,11 +81,11 @@ class Columns:
                         out[column] = 1.0
         return out
 
-    def table(self, rows: Sequence[Mapping[Hashable, Any]]) -> np.ndarray:
+    def table(self, rows: Sequence[Row]) -> np.ndarray:
         """Rows `[n, width]`."""
         return np.array([self.row(x) for x in rows], np.float32).reshape(len(rows), -1)
 
 
-def is_number(value: Any) -> bool:
+def is_number(value: object) -> bool:
     """Whether a feature is a number, truth values included."""
     return type(value) in PLAIN or isinstance(value, numbers.Real)

@@ -1,51 +1,26 @@
-"""What both River models share: a table of features, rows that wait, and compiled programs."""
+"""What both River models share: a table of features, rows that wait, and an engine."""
 
 import math
-from collections.abc import Hashable, Mapping
-from functools import lru_cache
+from collections.abc import Callable, Hashable, Sequence
 from typing import Any
 
-import jax
 import jax.numpy as jnp
 import numpy as np
 
-from opvi.adapters.river._features import Columns
-from opvi.types import Array, Batch, Tracker
+from opvi.adapters.river._features import Columns, Row
+from opvi.running import Engine
+from opvi.types import ArrayLike, Sampler, State, Tree
 
-LARGEST_BUFFER = 32  # rows that the trackers learn from at once
-PREDICT_ROWS = 256
+LARGEST_BUFFER = 32  # rows that the samplers learn from at once
 
-Row = Mapping[Hashable, Any]
-
-
-def _filled(state: Any, x: Array) -> Array:
-    """The running mean of a column where a number is missing."""
-    return jnp.where(jnp.isnan(x), state.moments.mean[None, : x.shape[1]], x)
-
-
-@lru_cache(128)
-def _programs(tracker: Tracker) -> dict[str, Any]:
-    """What a model calls, compiled: small arrays in, small arrays out."""
-
-    def learn(key: Any, state: Any, x: Array, y: Array, weight: Array) -> Any:
-        # Info is returned as well, though nobody reads it: leaving it out would let XLA change the step, and its bits.
-        return tracker.step(key, state, Batch((_filled(state, x), y), weight))
-
-    def predict(state: Any, x: Array) -> Any:
-        return tracker.predict(state, _filled(state, x))
-
-    return {
-        "learn": jax.jit(learn),
-        "components": jax.jit(lambda state, x: predict(state, x).components),
-        "mean": jax.jit(lambda state, x: predict(state, x).mean()),
-        "probabilities": jax.jit(lambda state, x: predict(state, x).probabilities()),
-    }
+Frame = Any  # a data frame of pandas or polars
+Series = Any  # of the same library
 
 
 class OnlineModel:
-    """What both models share: a table of features, rows that wait, and a tracker that is found by its settings."""
+    """What both models share: a table of features, rows that wait, and an engine once there are some."""
 
-    hidden: Any
+    hidden: tuple[int, ...]
     n_particles: int
     half_life: float | None
     buffer: int
@@ -53,15 +28,16 @@ class OnlineModel:
     seed: int | None
 
     def _start(self, *sizes: int) -> None:
-        """No rows, no model; settings are refused where they are given, by making the smallest tracker."""
+        """No rows, no model; settings are refused where they are given, by making the smallest sampler."""
         for name, largest in (("buffer", LARGEST_BUFFER), ("max_features", math.inf), ("n_particles", math.inf)):
             value = getattr(self, name)
             if not isinstance(value, int) or not 1 <= value <= largest:
                 raise ValueError(f"`{name}` is {value!r}, but must be a whole number from 1 to {largest}.")
-        self._tracker(sizes)
+        self._sampler(sizes)
         self._columns = Columns(self.max_features)
         self._waiting: list[tuple[dict[Hashable, Any], Any, float]] = []
-        self._state: Any = None
+        self._engine: Engine | None = None
+        self._means = np.zeros(0, np.float32)  # of the columns
         self._sizes: tuple[int, ...] = ()
         self._number = np.random.default_rng(self.seed).integers(2**31 - 1).item()
         self.n_rows_seen = 0  # learnt from; rows that wait are not among them
@@ -71,17 +47,18 @@ class OnlineModel:
         params = super()._get_params()  # type: ignore[misc]
         return {**params, "hidden": list(params["hidden"])}
 
-    def _tracker(self, sizes: tuple[int, ...]) -> Tracker:
+    def _sampler(self, sizes: tuple[int, ...]) -> Sampler:
         raise NotImplementedError
 
-    def _widened(self, fresh: Any) -> Any:
+    def _widened(self, fresh: Tree) -> State:
         raise NotImplementedError
 
     def _targets(self, y: list[Any]) -> np.ndarray:
         raise NotImplementedError
 
-    def _program(self, name: str) -> Any:
-        return _programs(self._tracker(self._sizes))[name]
+    @property
+    def _state(self) -> Any:
+        return None if self._engine is None else self._engine.state
 
     def _wait(self, x: Row, y: Any, w: float) -> None:
         if not 0 <= w < math.inf:
@@ -99,25 +76,26 @@ class OnlineModel:
         self._waiting = []
         y = self._targets(list(targets))
         self._make_room(rows)
-        x = self._columns.table(rows)
-        missing = self.buffer - len(x)
-        if missing:
-            x, y = (np.concatenate([a, np.repeat(a[:1], missing, 0)]) for a in (x, y))
-        weight = np.array((*weights, *(0.0,) * missing), np.float32)
-        self._state, _ = self._program("learn")(_key(self._number), self._state, x, y, weight)
+        self._engine.feed((self._filled(rows), y), np.array(weights, np.float32), last=True)  # type: ignore[union-attr]
+        self._means = np.asarray(self._state.moments.mean)
         self.n_rows_seen += len(rows)
+
+    def _filled(self, rows: Sequence[Row]) -> np.ndarray:
+        """Rows as a table, with the running mean of a column where a number is missing."""
+        x = self._columns.table(rows)
+        return np.where(np.isnan(x), self._means[: x.shape[1]], x)
 
     def _needed(self) -> tuple[int, ...]:
         """Columns, and classes where there are some, that the model must have now."""
         return (max(1, self._columns.count),)
 
-    def _make_room(self, rows: tuple[Any, ...]) -> None:
+    def _make_room(self, rows: Sequence[Row]) -> None:
         """A model wide enough for these rows; one that has learnt already is carried over."""
         fresh = self._columns.meet(rows)
         sizes = self._needed()
-        if self._state is None:
+        if self._engine is None:
             self._sizes = sizes
-            self._state = self._tracker(sizes).init(_key(self._number))
+            self._engine = self._begun(None)
         elif any(need > size for need, size in zip(sizes, self._sizes, strict=True)):
             # Twice as wide at least: every width compiles anew.
             grown = (
@@ -125,11 +103,15 @@ class OnlineModel:
                 for need, size in zip(sizes, self._sizes, strict=True)
             )
             self._sizes = tuple(grown)
-            self._state = self._widened(self._tracker(self._sizes).init(_key(self._number)))
+            self._engine = self._begun(self._widened(self._begun(None).state))
         if fresh or len(self._columns.blank) != self._sizes[0]:
             self._columns.widen(self._sizes[0])
         if fresh:
             self._introduce(fresh, self._columns.table(rows))
+        self._means = np.asarray(self._state.moments.mean)
+
+    def _begun(self, state: State | None) -> Engine:
+        return Engine(self._sampler(self._sizes), self._number, batch=self.buffer, state=state)
 
     def _introduce(self, fresh: list[int], x: np.ndarray) -> None:
         """The moments of new columns as if they had always been what they are in these rows."""
@@ -140,37 +122,21 @@ class OnlineModel:
             values = x[there, column]
             if len(values) and (seen or not there.all()):  # the first rows need no help, but for the gaps among them
                 mean[column], square[column] = values.mean(), values.var() * seen
-        self._state = self._state._replace(
-            moments=self._state.moments._replace(mean=jnp.asarray(mean), square=jnp.asarray(square))
-        )
+        moments = self._state.moments._replace(mean=jnp.asarray(mean), square=jnp.asarray(square))
+        self._engine.state = self._state._replace(moments=moments)  # type: ignore[union-attr]
 
-    def _one(self, name: str, x: Row) -> Any:
-        """What a program says about one row."""
-        return self._program(name)(self._state, np.array([self._columns.row(x)], np.float32))
-
-    def _many(self, name: str, rows: list[Row]) -> np.ndarray:
-        """What a program says about many, a row each."""
-        program, parts = self._program(name), []
-        for start in range(0, len(rows), PREDICT_ROWS):
-            x = self._columns.table(rows[start : start + PREDICT_ROWS])
-            room = 1 << (len(x) - 1).bit_length()
-            padded = np.concatenate([x, np.repeat(x[:1], room - len(x), 0)])
-            parts.append(np.asarray(program(self._state, padded))[: len(x)])
-        return np.concatenate(parts)
+    def _asked(self, what: Callable[..., Tree], rows: Sequence[Row]) -> Any:
+        """What a function says about the predictive at some rows: arrays `[rows, …]`."""
+        return self._engine.ask(self._filled(rows), what)  # type: ignore[union-attr]
 
 
-@lru_cache(1024)
-def _key(seed: int) -> Any:
-    return jax.random.key(seed)
-
-
-def rows_of(X: Any) -> list[Row]:
-    """The rows of a pandas or polars data frame."""
+def rows_of(X: Frame) -> list[Row]:
+    """Return the rows of a pandas or polars data frame."""
     return X.to_dicts() if hasattr(X, "to_dicts") else X.to_dict("records")
 
 
-def series_like(X: Any, values: Any) -> Any:
-    """Values as a series of the library that X comes from."""
+def series_like(X: Frame, values: ArrayLike) -> Series:
+    """Return values as a series of the library that X comes from."""
     if hasattr(X, "to_dicts"):
         import polars
 

@@ -3,24 +3,34 @@
 import math
 from typing import Any
 
-import jax
 import numpy as np
 from river import base
 
 from opvi.adapters.river._distribution import PredictiveDistribution
-from opvi.adapters.river._model import OnlineModel, Row, rows_of, series_like
+from opvi.adapters.river._model import Frame, OnlineModel, Row, Series, rows_of, series_like
+from opvi.predictive import Predictive, StudentT
+from opvi.tracking import regressor
 from opvi.tracking._layers import checked_widths
 from opvi.tracking._regressor import EARLY_ROWS
-from opvi.tracking._shared import shared_regressor
 from opvi.tracking._widening import widened_regressor
-from opvi.types import LARGEST_VALUE, Tracker
+from opvi.types import LARGEST_VALUE, Array, Sampler, State, Tree
+
+
+def _mean(predictive: Predictive) -> Array:
+    return predictive.mean()
+
+
+def _components(predictive: Predictive) -> tuple[Array, ...]:
+    said = predictive.components
+    assert isinstance(said, StudentT)
+    return said.mean.T, said.variance.T, said.dof.T
 
 
 class Regressor(OnlineModel, base.MiniBatchRegressor):
     """Online Bayesian regression: `opvi.regressor` as a River model.
 
     Features and targets may have any units; new features may appear and others go missing (their running mean stands
-    in). Texts become indicators. Learning waits until `buffer` rows are there; predictions never see the rows they
+    in). Strings become indicators. Learning waits until `buffer` rows are there; predictions never see the rows they
     predict.
 
     Parameters
@@ -30,7 +40,7 @@ class Regressor(OnlineModel, base.MiniBatchRegressor):
     n_particles
         How many networks.
     half_life
-        In rows; data older than that count half. None finds out how fast to forget.
+        In rows; data older than that count half. None determines how fast to forget.
     warm_up
         So many rows at the start are learnt in pairs: slower, and better while little is known.
     buffer
@@ -68,17 +78,12 @@ class Regressor(OnlineModel, base.MiniBatchRegressor):
         self.seed = seed
         self._start(1)
 
-    def _tracker(self, sizes: tuple[int, ...]) -> Tracker:
-        return shared_regressor(
-            *sizes,
-            hidden=self.hidden,
-            particles=self.n_particles,
-            half_life=self.half_life,
-            memory_rows=0,
-            warm_up=self.warm_up,
+    def _sampler(self, sizes: tuple[int, ...]) -> Sampler:
+        return regressor(
+            *sizes, hidden=self.hidden, particles=self.n_particles, half_life=self.half_life, warm_up=self.warm_up
         )
 
-    def _widened(self, fresh: Any) -> Any:
+    def _widened(self, fresh: Tree) -> State:
         return widened_regressor(self._state, fresh, self.hidden)
 
     def _targets(self, y: list[Any]) -> np.ndarray:
@@ -104,17 +109,17 @@ class Regressor(OnlineModel, base.MiniBatchRegressor):
             spread = np.var([y for _, y, _ in self._waiting]) if len(self._waiting) > 1 else 1.0
             return PredictiveDistribution([guess], [spread or 1.0], [4.0]) if with_dist else guess
         if not with_dist:
-            return float(self._one("mean", x)[0])
-        mean, variance, dof, _ = (leaf[:, 0] for leaf in jax.device_get(self._one("components", x)))
+            return float(self._asked(_mean, [x])[0])
+        mean, variance, dof = (leaf[0] for leaf in self._asked(_components, [x]))
         return PredictiveDistribution(mean, variance, dof, self.n_rows_seen, self.seed)
 
-    def learn_many(self, X: Any, y: Any) -> None:
+    def learn_many(self, X: Frame, y: Series) -> None:
         """Learn from the rows of a data frame, in their order."""
         for row, target in zip(rows_of(X), y.to_list(), strict=True):
             self.learn_one(row, target)
 
-    def predict_many(self, X: Any) -> Any:
+    def predict_many(self, X: Frame) -> Series:
         """The predictive means of the rows of a data frame."""
         rows = rows_of(X)
-        values = np.full(len(rows), self._guess()) if self._state is None or not rows else self._many("mean", rows)
+        values = np.full(len(rows), self._guess()) if self._state is None or not rows else self._asked(_mean, rows)
         return series_like(X, values.astype(float))

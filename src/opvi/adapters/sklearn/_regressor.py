@@ -1,7 +1,7 @@
 """The recommended regressor as a scikit-learn estimator."""
 
 from collections.abc import Sequence
-from typing import Any, Self
+from typing import Self
 
 import jax
 import numpy as np
@@ -10,27 +10,27 @@ from sklearn.utils import assert_all_finite
 from sklearn.utils.validation import check_consistent_length, column_or_1d
 
 from opvi.adapters.sklearn._base import OnlineEstimator, whole
-from opvi.predictive import Uncertainty
+from opvi.predictive import Predictive, Uncertainty
+from opvi.tracking import regressor
 from opvi.tracking._regressor import EARLY_ROWS
-from opvi.tracking._shared import shared_regressor
-from opvi.types import Array, Tracker
+from opvi.types import Array, ArrayLike, Sampler, Seed
 
 
-def _summary(tracker: Tracker, state: Any, x: Array) -> tuple[Array, Array, Array]:
-    predictive = tracker.predict(state, x)
+def _summary(predictive: Predictive) -> tuple[Array, Array, Array]:
     return predictive.mean(), *predictive.uncertainty()
 
 
-def _log_density(tracker: Tracker, state: Any, x: Array, y: Array) -> Array:
-    return tracker.predict(state, x).log_density(y)
+def _log_density(predictive: Predictive, y: Array) -> Array:
+    return predictive.log_density(y)
 
 
-def _quantiles(tracker: Tracker, state: Any, x: Array, levels: tuple[float, ...]) -> Array:
-    return tracker.predict(state, x).quantile(levels).T
+def _quantiles(predictive: Predictive, levels: tuple[float, ...]) -> Array:
+    return predictive.quantile(levels).T
 
 
-def _draws(tracker: Tracker, state: Any, x: Array, count: int, seed: int) -> Array:
-    return tracker.predict(state, x).sample(jax.random.key(seed), count).T
+def _draws(predictive: Predictive, row: Array, count: int, seed: int) -> Array:
+    key = jax.random.fold_in(jax.random.key(seed), row[0])  # the rows asked about at once have draws of their own
+    return predictive.sample(key, count).T
 
 
 class OPVIRegressor(RegressorMixin, OnlineEstimator):
@@ -42,15 +42,13 @@ class OPVIRegressor(RegressorMixin, OnlineEstimator):
     Args:
         hidden: width of each hidden layer; `()` for a linear model.
         n_particles: how many networks.
-        half_life: in rows; data older than that count half. None finds out how fast to forget.
+        half_life: in rows; data older than that count half. None determines how fast to forget.
         memory_rows: keep a uniform sample of so many rows, and learn from some of them again with every batch.
         warm_up: so many rows at the start are learnt in pairs, which is slower and better while little is known.
         n_epochs: passes of `fit`. Passes after the first teach the parameters, not the calibration.
         shuffle: whether `fit` goes through the rows in random order. False for rows in the order of time.
         random_state: a seed, or what scikit-learn makes one of.
     """
-
-    _factory = staticmethod(shared_regressor)
 
     def __init__(
         self,
@@ -61,7 +59,7 @@ class OPVIRegressor(RegressorMixin, OnlineEstimator):
         warm_up: int = EARLY_ROWS,
         n_epochs: int = 1,
         shuffle: bool = True,
-        random_state: Any = None,
+        random_state: Seed = None,
     ):
         self.hidden = hidden
         self.n_particles = n_particles
@@ -72,54 +70,56 @@ class OPVIRegressor(RegressorMixin, OnlineEstimator):
         self.shuffle = shuffle
         self.random_state = random_state
 
-    def _settings(self) -> dict[str, Any]:
-        return {**super()._settings(), "warm_up": whole("warm_up", self.warm_up, 0)}
+    def _made(self, *sizes: int) -> Sampler:
+        return regressor(*sizes, **self._settings(), warm_up=whole("warm_up", self.warm_up, 0))
 
-    def fit(self, X: Any, y: Any, sample_weight: Any = None) -> Self:
+    def fit(self, X: ArrayLike, y: ArrayLike, sample_weight: ArrayLike = None) -> Self:
         """Forget everything, and learn from these rows in `n_epochs` passes."""
         X, y = self._checked_pair(X, y, reset=True, numeric=True)
         self._begin(X.shape[1])
         return self._learn(X, y, sample_weight, passes=self.n_epochs, fitting=True)
 
-    def partial_fit(self, X: Any, y: Any, sample_weight: Any = None) -> Self:
+    def partial_fit(self, X: ArrayLike, y: ArrayLike, sample_weight: ArrayLike = None) -> Self:
         """Learn from these rows, in their order, on top of all before."""
-        first = not hasattr(self, "state_")
+        first = not hasattr(self, "_engine")
         X, y = self._checked_pair(X, y, reset=first, numeric=True)
         if first:
             self._begin(X.shape[1])
         return self._learn(X, y, sample_weight)
 
-    def predict(self, X: Any, return_std: bool = False) -> Any:
+    def predict(self, X: ArrayLike, return_std: bool = False) -> np.ndarray | tuple[np.ndarray, np.ndarray]:
         """The predictive mean of each row; with `return_std` its standard deviation too: parameters and noise."""
         mean, epistemic, aleatoric = self._predicted(_summary, X)
         return (mean, np.sqrt(epistemic + aleatoric)) if return_std else mean
 
-    def decompose(self, X: Any) -> Uncertainty:
+    def decompose(self, X: ArrayLike) -> Uncertainty:
         """The predictive variance in two parts: what more data would take away, and what they would not."""
         return Uncertainty(*self._predicted(_summary, X)[1:])
 
-    def predict_quantiles(self, X: Any, quantiles: Sequence[float] = (0.05, 0.5, 0.95)) -> np.ndarray:
+    def predict_quantiles(self, X: ArrayLike, quantiles: Sequence[float] = (0.05, 0.5, 0.95)) -> np.ndarray:
         """Quantiles of each row's predictive, `[rows, quantiles]`."""
         levels = tuple(float(q) for q in np.atleast_1d(np.asarray(quantiles, float)))
         if not levels or not all(0 < q < 1 for q in levels):
             raise ValueError(f"`quantiles` is {quantiles!r}, but levels must lie strictly between 0 and 1.")
-        return self._predicted(_quantiles, X, static=(levels,))
+        return self._predicted(_quantiles, X, levels)
 
-    def predict_interval(self, X: Any, coverage: float = 0.9) -> tuple[np.ndarray, np.ndarray]:
+    def predict_interval(self, X: ArrayLike, coverage: float = 0.9) -> tuple[np.ndarray, np.ndarray]:
         """The ends of each row's central interval that holds y with probability `coverage`."""
         if not 0 < coverage < 1:
             raise ValueError(f"`coverage` is {coverage}, but must lie strictly between 0 and 1.")
         low, high = self.predict_quantiles(X, ((1 - coverage) / 2, (1 + coverage) / 2)).T
         return low, high
 
-    def log_predictive_density(self, X: Any, y: Any) -> np.ndarray:
+    def log_predictive_density(self, X: ArrayLike, y: ArrayLike) -> np.ndarray:
         """The log predictive density of each row's y, tails included."""
         X = self._checked(X)
         y = column_or_1d(y, dtype=np.float32)
         check_consistent_length(X, y)
         assert_all_finite(y, input_name="y")
-        return self._predicted(_log_density, X, y)
+        return self._predicted(_log_density, X, others=(y,))
 
-    def sample_y(self, X: Any, n_samples: int = 1, random_state: int = 0) -> np.ndarray:
+    def sample_y(self, X: ArrayLike, n_samples: int = 1, random_state: int = 0) -> np.ndarray:
         """Draws of y at each row, `[rows, n_samples]`."""
-        return self._predicted(_draws, X, static=(whole("n_samples", n_samples, 1), int(random_state)))
+        X = self._checked(X)
+        count = whole("n_samples", n_samples, 1)
+        return self._predicted(_draws, X, count, int(random_state), others=(np.arange(X.shape[0]),))
