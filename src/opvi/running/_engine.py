@@ -144,7 +144,7 @@ class Engine:
         """Learn stacked batches `[rounds, rows, ...]`; return the sampler's Info, leaves `[rounds, ...]`."""
         state, infos = self.state, []
         for chunk, count in _chunks(batches, self.few_rounds):
-            state, (info, _, _) = advance(self.sampler, None, (), self.key, state, chunk, jnp.int32(count))
+            state, (info, _, _) = advance(self.sampler, None, (), self.key, state, chunk, np.int32(count))
             infos.append((info, count))
         told = joined([taken(_on_host(info), slice(count)) for info, count in infos])
         self.state = state
@@ -156,7 +156,7 @@ class Engine:
             raise TypeError(f"{self.sampler} cannot learn rows again: it has no `relearn`.")
         batches, state = cut(self._rows(data, weight), self.batch), self.state
         for chunk, count in _chunks(batches):
-            state = again(self.sampler, self.key, state, chunk, jnp.int32(count))
+            state = again(self.sampler, self.key, state, chunk, np.int32(count))
         self.state = state
 
     def ask(self, x: Tree, what: Callable[..., Tree], *static: Hashable, others: tuple[ArrayLike, ...] = ()) -> Tree:

@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any, NamedTuple, cast
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 
 from opvi.flows.schedules import BatchRule, within_budget
@@ -149,7 +148,7 @@ def _over(
         for chunk in _chunks(itertools.chain([head], source), room, log.first, every):
             stacked = as_rows(jax.tree.map(lambda *leaves: np.stack(leaves), *chunk), state.particles.dtype)
             batches = place(padded(stacked, room(chunk[0])))  # rounds past the last are never read
-            state, (info, *out) = advance(*loop, state, batches, jnp.int32(len(chunk)))
+            state, (info, *out) = advance(*loop, state, batches, np.int32(len(chunk)))
             if hasattr(info, "predicted"):  # as large as the data
                 info = info._replace(predicted=None)
             info, recorded, watched = taken(jax.tree.map(np.asarray, (info, *out)), slice(len(chunk)))

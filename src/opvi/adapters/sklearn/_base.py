@@ -63,8 +63,7 @@ class OnlineEstimator(BaseEstimator):
         whole("n_epochs", self.n_epochs, 1)
         sampler = self._made(*sizes)
         if whole("memory_rows", self.memory_rows, 0):
-            row = np.zeros((1, sizes[0]), np.float32), np.zeros(1, np.float32)
-            sampler = remembering(sampler, int(self.memory_rows), example=row)
+            sampler = remembering(sampler, int(self.memory_rows))
         random = self.random_state
         seed = random if isinstance(random, int | np.integer) else check_random_state(random).randint(2**31 - 1)
         self._seed, self._hidden = int(seed), self._settings()["hidden"]
