@@ -24,7 +24,7 @@ def arrays() -> tuple[np.ndarray, np.ndarray]:
     return x, x.sum(1) + rng.standard_normal(len(x), dtype=np.float32)
 
 
-def watched(what: str, size: str, algorithm: opvi.Algorithm, particles: int, watch: Any) -> Result:
+def watched(what: str, size: str, algorithm: opvi.Sampler, particles: int, watch: Any) -> Result:
     """Time with the watch over time without, in turn; and beside it the time of the bare steps in one loop."""
     data = arrays()
     batches = jax.tree.map(lambda a: jnp.asarray(a.reshape(ROUNDS, ROWS, *a.shape[1:])), data)

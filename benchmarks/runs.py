@@ -22,10 +22,10 @@ def results() -> Iterator[Result]:
     for name, rule in {"B=⌈t^0.55⌉": opvi.schedules.power(0.55), "B=20": opvi.schedules.static(20)}.items():
         algorithm = opvi.opvi(target, step=optax.rmsprop(1e-2))
 
-        def chunked(algorithm: opvi.Algorithm = algorithm, rule: Any = rule) -> Any:
+        def chunked(algorithm: opvi.Sampler = algorithm, rule: Any = rule) -> Any:
             return opvi.run(algorithm, opvi.stream((x, y), rule, rounds=ROUNDS), key=0, particles=PARTICLES)[0]
 
-        def by_hand(algorithm: opvi.Algorithm = algorithm, rule: Any = rule) -> Any:
+        def by_hand(algorithm: opvi.Sampler = algorithm, rule: Any = rule) -> Any:
             key = jax.random.key(0)
             state = algorithm.init(key, PARTICLES)
             for batch in opvi.stream((x, y), rule, rounds=ROUNDS):

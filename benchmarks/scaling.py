@@ -49,7 +49,7 @@ def curve(sizes: list[int], timings: list[Timing]) -> dict[str, Any]:
 # --- a round, as one worker of several sees it ---------------------------------------------------
 
 
-def samplers() -> dict[str, tuple[opvi.Algorithm, int, int]]:
+def samplers() -> dict[str, tuple[opvi.Sampler, int, int]]:
     """A first-order sampler bound by all pairs, and one bound by its covariances; particles, and rounds to time."""
     network = opvi.mlp(8, (50,), activation=jnp.tanh, prior_variance=None)
     return {
@@ -58,7 +58,7 @@ def samplers() -> dict[str, tuple[opvi.Algorithm, int, int]]:
     }
 
 
-def rounds(algorithm: opvi.Algorithm, particles: int, count: int) -> Timing:
+def rounds(algorithm: opvi.Sampler, particles: int, count: int) -> Timing:
     """A round of `opvi.run` on all devices of all processes, each of which reads its own rows."""
     x = np.random.default_rng(0).standard_normal((count * ROWS, 8), dtype=np.float32)
     mine = distributed.share((x, (x[:, 0] > 0).astype(np.float32)), ROWS)

@@ -58,7 +58,7 @@ def regressor_row() -> Result:
     return Result("default regressor, one row", "20 particles, 8-50-1, B=20", timing.median, "ms", 0.4, {"run": timing})
 
 
-def one_round(algorithm: opvi.Algorithm, particles: int, features: int) -> float:
+def one_round(algorithm: opvi.Sampler, particles: int, features: int) -> float:
     """Milliseconds of a round inside a compiled loop, the best of five."""
     x, y = arrays(40 * ROWS, features)
     batches = jax.tree.map(lambda a: jnp.asarray(a.reshape(40, ROWS, *a.shape[1:])), (x, y))

@@ -56,7 +56,6 @@ from opvi.tracking import remembering as remembering
 from opvi.tracking import replay as replay
 from opvi.tracking import tracker as tracker
 from opvi.tracking import watched as watched
-from opvi.types import Algorithm as Algorithm
 from opvi.types import Batch as Batch
 from opvi.types import DivergedError as DivergedError
-from opvi.types import Tracker as Tracker
+from opvi.types import Sampler as Sampler

@@ -119,26 +119,6 @@ class Sampler(Protocol[S]):
         """One line: what was chosen, and why."""
 
 
-class Algorithm(NamedTuple):
-    """On its way out: a sampler that is not a dataclass yet."""
-
-    init: Callable[[Key, Any], Any]
-    step: Callable[[Key, Any, Batch], tuple[Any, Any]]
-
-
-class Tracker(NamedTuple):
-    """On its way out: a sampler that is not a dataclass yet, and predicts."""
-
-    init: Callable[..., Any]
-    step: Callable[[Key, Any, Batch], tuple[Any, Any]]
-    predict: Callable[[Any, Any], Any]
-    about: str
-    relearn: Callable[[Key, Any, Batch], Any] | None = None
-
-    def __str__(self) -> str:
-        return self.about
-
-
 class FieldValue(NamedTuple):
     """A velocity at every particle, its two parts kept apart so that either can be re-weighted."""
 

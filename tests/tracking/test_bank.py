@@ -1,6 +1,7 @@
 """Mixing trackers by their prequential score, and calibrating what they say."""
 
 import math
+from dataclasses import dataclass
 from typing import NamedTuple
 
 import jax
@@ -77,25 +78,29 @@ class Counted(NamedTuple):
     rows: jax.Array
 
 
-def constant(logits):
+@dataclass(frozen=True)
+class Constant:
     """A tracker that says the same whatever it sees."""
-    logits = jnp.asarray(logits, jnp.float32)
 
-    def init(key, particles=None):
+    logits: tuple[float, ...]
+    about: str = "constant"
+
+    def init(self, key, particles=None):
         zero = jnp.zeros((), jnp.int32)
-        return Counted(logits[None], zero, zero)
+        return Counted(jnp.asarray(self.logits, jnp.float32)[None], zero, zero)
 
-    def step(key, state, batch):
+    def step(self, key, state, batch):
         rows = state.rows + (batch.weight > 0).sum(dtype=jnp.int32)
         info = StepInfo(rows, jnp.zeros(()), jnp.zeros(()), jnp.array(True))
         return Counted(state.particles, state.round + 1, rows), info
 
-    def predict(state, x):
-        return opvi.predictive.Predictive(
-            opvi.Categorical(jnp.broadcast_to(state.particles[:, None], (1, len(x), len(logits))))
-        )
+    def predict(self, state, x):
+        said = jnp.broadcast_to(state.particles[:, None], (1, len(x), len(self.logits)))
+        return opvi.predictive.Predictive(opvi.Categorical(said))
 
-    return opvi.Tracker(init, step, predict, "constant")
+
+def constant(logits):
+    return Constant(tuple(float(value) for value in logits))
 
 
 def test_a_bank_is_a_tracker():

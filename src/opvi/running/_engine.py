@@ -12,9 +12,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from opvi._steps import PARTICLES
 from opvi.running._rows import as_rows, cut, joined, padded, row_count, size_of, taken, weights
-from opvi.types import Algorithm, Array, ArrayLike, Batch, Data, Info, Key, Sampler, Seed, Start, State, Tree, as_key
+from opvi.types import Array, ArrayLike, Batch, Data, Info, Key, Sampler, Seed, State, Tree, as_key
 
 CHUNK_BYTES = 1 << 24  # of batches held at once
 CHUNK_ROUNDS = 256
@@ -23,13 +22,6 @@ ASK_ROWS = (1, 32, 1024)  # sizes that questions are padded to
 
 Record = Callable[[Tree, Tree, Batch], Tree]  # a pure function of (state, info, batch)
 Watcher = Callable[[Tree, Tree, Batch], Tree]  # of the states before and after a round, and its batch
-
-
-def started(sampler: Sampler, key: Key, particles: Start = None) -> State:
-    """Return the state before any row."""
-    if particles is None and isinstance(sampler, Algorithm):  # not a dataclass yet: it does not know its usual number
-        particles = PARTICLES
-    return sampler.init(key) if particles is None else sampler.init(key, particles)
 
 
 def one_round(
@@ -116,7 +108,7 @@ class Engine:
         if batch < 1:
             raise ValueError(f"`batch` is {batch}, but a batch has at least 1 row.")
         self.sampler, self.key, self.batch = sampler, as_key(key), int(batch)
-        self.state: Tree = started(sampler, self.key) if state is None else state
+        self.state: Tree = sampler.init(self.key) if state is None else state
         self.waiting: Batch | None = None  # rows, fewer than a batch
 
     def feed(self, data: Data, weight: ArrayLike | None = None, *, last: bool = False) -> Fed | None:

@@ -7,18 +7,18 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple, cast
+from typing import Any, NamedTuple
 
 import jax
 import numpy as np
 
 from opvi.flows.schedules import BatchRule, within_budget
-from opvi.running._engine import CHUNK_ROUNDS, Record, advance, one_round, started
+from opvi.running._engine import CHUNK_ROUNDS, Record, advance, one_round
 from opvi.running._progress import Progress
 from opvi.running._rows import as_rows, joined, padded, row_count, size_of, taken
 from opvi.running._saving import SAVE_EVERY, Checkpoints, Saver
 from opvi.running._stream import stream as make_stream
-from opvi.types import Algorithm, Batch, Data, DivergedError, Key, Sampler, Seed, Start, Tracker, Tree, as_key
+from opvi.types import Batch, Data, DivergedError, Key, Sampler, Seed, Start, Tree, as_key
 
 CHUNK_BYTES = 1 << 24  # of batches and of recorded values held at once
 
@@ -47,7 +47,7 @@ Callback = Callable[[Chunk], Tree]
 
 
 def run(
-    sampler: Sampler | Algorithm | Tracker,
+    sampler: Sampler,
     stream: Iterable[Batch],
     key: Seed,
     *,
@@ -92,10 +92,10 @@ def run(
         if value is not None and value < 1:
             raise ValueError(f"`{name}` is {value}, but must be at least 1, or None.")
     with ExitStack() as stack:
-        begin = partial(started, cast(Sampler, sampler), key, particles) if state is None else lambda: state
+        begin = partial(sampler.init, key, particles) if state is None else lambda: state
         saver = resumed = None
         if checkpoint is not None:
-            saver = Saver(stack.enter_context(Checkpoints(checkpoint)), save_every, cast(Sampler, sampler), key)
+            saver = Saver(stack.enter_context(Checkpoints(checkpoint)), save_every, sampler, key)
             resumed = saver.resumed(begin, stream, rounds)
         state, stream, rounds = resumed or (begin(), stream, rounds)
         source = _first(stream, rounds)
@@ -111,7 +111,7 @@ def run(
         bar = stack.enter_context(Progress(label, int(state.round), last, bool(progress)))
         place = getattr(stream, "place", lambda batches: batches)  # where rows come from several processes
         return _over(
-            cast(Sampler, sampler), key, state, head, source, place, record, callbacks or {}, every, bar, saver
+            sampler, key, state, head, source, place, record, callbacks or {}, every, bar, saver
         )
 
 
@@ -270,7 +270,7 @@ class Compared(NamedTuple):
 
 
 def compare(
-    methods: Mapping[str, tuple[Sampler | Algorithm | Tracker, int | BatchRule | Callable[[int], int]]],
+    methods: Mapping[str, tuple[Sampler, int | BatchRule | Callable[[int], int]]],
     data: Data,
     key: Seed,
     *,

@@ -9,7 +9,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from opvi.types import Algorithm, Sampler, Tracker, Tree
+from opvi.types import Sampler, Tree
 
 
 def settings(sampler: Sampler) -> Tree:
@@ -18,7 +18,7 @@ def settings(sampler: Sampler) -> Tree:
     What it is made of is called as its factory is, in lower case. Modules are not named, because code may move; nor is
     what is inside other libraries' objects, such as an optimizer of optax, because it changes with their versions.
     """
-    return None if isinstance(sampler, Algorithm | Tracker) else _plain(sampler)  # a closure says nothing
+    return _plain(sampler)
 
 
 def _plain(value: Any) -> Any:

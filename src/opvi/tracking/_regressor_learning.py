@@ -282,7 +282,7 @@ def step(sampler: Networks, key: Key, state: RegressorState, batch: Batch) -> tu
     def mean(values: Array) -> Scalar:
         return jnp.where(total > 0, (values * weight).sum() / jnp.maximum(total, 1e-30), jnp.nan)
 
-    squared = (batch.data[1] - said.mean) ** 2
+    squared = (batch.data[1].astype(weight.dtype) - said.mean) ** 2
     rows = jnp.where(finite, clock.rows, state.rows)
     info = RegressorInfo(rows, mean(said.log_density), mean(squared), drift.mean(), finite, said)
     return state._replace(round=clock.round, rows=rows), info
