@@ -110,9 +110,7 @@ def run(
         label = progress if isinstance(progress, str) else "learning"
         bar = stack.enter_context(Progress(label, int(state.round), last, bool(progress)))
         place = getattr(stream, "place", lambda batches: batches)  # where rows come from several processes
-        return _over(
-            sampler, key, state, head, source, place, record, callbacks or {}, every, bar, saver
-        )
+        return _over(sampler, key, state, head, source, place, record, callbacks or {}, every, bar, saver)
 
 
 def _over(
