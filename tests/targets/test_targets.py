@@ -68,6 +68,13 @@ def test_mixture_is_the_mixture():
     np.testing.assert_allclose(target.log_prior(theta), -0.5 * (0.3**2 / 10 + 1.2**2), rtol=1e-6)
 
 
+@pytest.mark.parametrize("variances", [(10.0, 1.0), (0.5, 3.0)])
+def test_the_mixture_starts_from_its_prior(variances):
+    draws = np.asarray(opvi.draw(opvi.gaussian_mixture(prior_variance=variances), 0, 4000), float)
+    assert (np.abs(draws.mean(0)) < 4 * np.sqrt(np.array(variances) / 4000)).all()
+    assert (np.abs(draws.var(0) / variances - 1) < 4 * np.sqrt(2 / 4000)).all()
+
+
 def test_gamma_prior_is_the_density_of_the_logarithm():
     """∫ exp(log density of log γ) d log γ must be the Gamma normaliser Γ(a) / b^a, and the mean a / b."""
     gamma = opvi.targets.Gamma(2.0, 0.5)

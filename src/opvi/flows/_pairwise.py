@@ -40,7 +40,7 @@ FAR = 1e18  # where padding stands: its kernel with any particle is 0
 
 
 class PairSums(NamedTuple):
-    """One entry a particle."""
+    """One entry per particle."""
 
     weighted: Array  # [n, m]: sum of K c
     push: Array  # [n, d]: sum of K (x_i - x_j), times 2/h
@@ -63,7 +63,7 @@ def has_gpu_kernels() -> bool:
 def pair_sums(
     x: Particles, columns: Array, h: Scalar, factor: Scalar | float = 1.0, *, interpret: bool = False
 ) -> PairSums:
-    """The sums in float32, by the form that suits the shape.
+    """Return the sums in float32, by the form that suits the shape.
 
     Args:
         x: particles, centred, so that few digits go to their common distance from the origin.

@@ -20,13 +20,13 @@ def _around() -> dict[str, int]:
 
 
 def is_spread(n: int) -> bool:
-    """Whether the step being traced has n particles cut over devices."""
+    """Return whether the step being traced has n particles cut over devices."""
     parts = _around().get(PARTICLES, 1)
     return parts > 1 and n % parts == 0
 
 
 def everywhere(x: Array) -> Array:
-    """A small array on every device, so that what is computed from it needs no exchange."""
+    """Return a small array on every device, so that what is computed from it needs no exchange."""
     return lax.with_sharding_constraint(x, PartitionSpec()) if _around() else x
 
 

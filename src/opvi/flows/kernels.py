@@ -70,12 +70,12 @@ FEW_DIMENSIONS = 4
 
 
 def centred(x: Particles) -> Particles:
-    """Particles about their mean."""
+    """Return the particles about their mean."""
     return x - x.mean(0, keepdims=True)
 
 
 def nearly_centred(x: Particles) -> Particles:
-    """Particles about their mean, to a sixty-fourth of their spread.
+    """Return the particles about their mean, to a sixty-fourth of their spread.
 
     A mean with all its bits would round the particles of like size in the same direction, and where drift and repulsion
     of a million particles cancel, that error would be what remains. A multiple of a power of two is subtracted exactly.
@@ -87,7 +87,7 @@ def nearly_centred(x: Particles) -> Particles:
 
 
 def squared_distances(x: Particles, y: Particles, precision: lax.PrecisionLike = PRECISION) -> Array:
-    r"""$\|x_i - y_j\|^2$ in $O(nm)$ memory, never $O(nmd)$.
+    r"""Return $\|x_i - y_j\|^2$ in $O(nm)$ memory, never $O(nmd)$.
 
     One matrix product; in few dimensions a sum of squared differences, which is as fast there and does
     not cancel. Centre the particles first: the expanded square loses digits far from the origin.
@@ -126,7 +126,7 @@ class _Fixed:
 
 
 def middle_pair(values: Array, k: int) -> tuple[Scalar, Scalar]:
-    """The k-th and the (k+1)-th smallest (from 1) of non-negative floats, exactly, without sorting.
+    """Return the k-th and the (k+1)-th smallest (from 1) of non-negative floats, exactly, without sorting.
 
     Non-negative floats are ordered like their bit patterns, so a bracket of patterns is narrowed until
     both are found. A pass over the values counts those up to a pivot and finds the nearest on either
@@ -170,7 +170,7 @@ def middle_pair(values: Array, k: int) -> tuple[Scalar, Scalar]:
 
 
 def evenly_spaced(x: Particles, largest: int = LARGEST_SAMPLE) -> Particles:
-    """All particles, or `largest` of them at even strides."""
+    """Return all particles, or `largest` of them at even strides."""
     return everywhere(x if len(x) <= largest else x[:: -(-len(x) // largest)])
 
 

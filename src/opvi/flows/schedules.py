@@ -27,7 +27,7 @@ SMALLEST_BUCKET = 8  # below this, one more compiled program costs more than the
 
 
 def power_of_two(size: int) -> int:
-    """The smallest power of two, from 8 on, that holds `size` rows."""
+    """Return the smallest power of two, from 8 on, that holds `size` rows."""
     return max(SMALLEST_BUCKET, 1 << (size - 1).bit_length())
 
 

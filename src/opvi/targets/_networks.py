@@ -107,7 +107,7 @@ def mlp(
     Args:
         features: columns of X.
         hidden: width of each hidden layer; `()` is the linear model.
-        head: Gaussian with noise variance 1 if not given.
+        head: Gaussian with noise variance 1 if omitted.
         outputs: classes for a categorical head, otherwise 1.
         activation: between layers.
         prior_variance: see `network`; None makes it each layer's starting variance, and 1 for the last bias.
