@@ -247,7 +247,13 @@ def test_a_forged_file_with_a_right_checksum_gives_plain_data_or_nothing(tmp_pat
         opvi.load(forged(tmp_path / "state.opvi", description.encode("latin-1")))
 
 
-def test_a_forged_length_is_refused(tmp_path):
+def test_forged_bytes_and_a_forged_length_are_refused(tmp_path):
+    description = b'{"tree": null, "arrays": {"": {"dtype": "int8", "shape": [1]}}}'
+    body = description + b"12"
+    header = HEADER.pack(checkpoint.MAGIC, 2, checkpoint.hashlib.sha256(body).digest(), len(description))
+    (tmp_path / "more.opvi").write_bytes(header + body)
+    with pytest.raises(CheckpointError, match="1 bytes more than it describes"):
+        opvi.load(tmp_path / "more.opvi")
     path = forged(tmp_path / "state.opvi", b"null")
     data = bytearray(path.read_bytes())
     data[HEADER.size - 8 : HEADER.size] = (1 << 60).to_bytes(8, "little")

@@ -121,7 +121,7 @@ class OnlineEstimator(BaseEstimator):
     def _checked_pair(self, X: ArrayLike, y: ArrayLike, reset: bool, numeric: bool) -> tuple[Any, np.ndarray]:
         plain_y = type(y) is np.ndarray and (not numeric or (y.dtype.kind in "fiu" and _sound(y)))
         if not reset and plain_y and y.shape == np.shape(X)[:1] and self._plain(X):
-            return X, y
+            return X, y.astype(np.float64, copy=False) if numeric else y
         X, y = validate_data(
             self, X, y, reset=reset, accept_sparse="csr", dtype=(np.float64, np.float32), y_numeric=numeric
         )
