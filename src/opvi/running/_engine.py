@@ -110,6 +110,7 @@ class Engine:
         self.sampler, self.key, self.batch = sampler, as_key(key), int(batch)
         self.state: Tree = sampler.init(self.key) if state is None else state
         self.waiting: Batch | None = None  # rows, fewer than a batch
+        self._dtype = np.dtype(self.state.particles.dtype)  # asked for once: some states join their particles
 
     def feed(self, data: Data, weight: ArrayLike | None = None, *, last: bool = False) -> Fed | None:
         """Learn from rows, in their order, in batches of `batch`; what is left over waits for the next call.
@@ -161,7 +162,7 @@ class Engine:
             static: hashable settings of `what`.
             others: arrays with as many rows as x.
         """
-        arrays = as_rows((x, tuple(others)), self.state.particles.dtype)
+        arrays = as_rows((x, tuple(others)), self._dtype)
         rows, answers = row_count(arrays), []
         for start in range(0, max(rows, 1), ASK_ROWS[-1]):
             chunk = taken(arrays, slice(start, start + ASK_ROWS[-1]))
@@ -174,9 +175,8 @@ class Engine:
         return joined([taken(_on_host(said), slice(here)) for said, here in answers])
 
     def _rows(self, data: Data, weight: ArrayLike | None) -> Batch:
-        dtype = self.state.particles.dtype
-        data = as_rows(data, dtype)
-        return Batch(data, weights(weight, row_count(data)).astype(dtype, copy=False))  # type: ignore[arg-type]
+        data = as_rows(data, self._dtype)
+        return Batch(data, weights(weight, row_count(data)).astype(self._dtype, copy=False))  # type: ignore[arg-type]
 
     def __getstate__(self) -> dict[str, Tree]:
         """NumPy arrays and settings."""
