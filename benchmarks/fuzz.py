@@ -12,7 +12,7 @@ from typing import Any
 
 from benchmarks.machine import machine
 
-TESTS = Path(__file__).parent.parent / "tests"
+TESTS = Path(__file__).parent.parent / "tests" / "app"
 KINDS = {
     "csv": "damaged CSV",
     "jsonl": "damaged JSON lines",
