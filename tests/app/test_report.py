@@ -472,7 +472,7 @@ def test_an_error_in_the_page_is_shown_and_survived(capfd):
         answer, body = ask(server)
         assert answer.status == 500
         assert answer.headers["Content-Type"].startswith("text/plain")
-        assert "learning goes on" in body
+        assert "learning continues" in body
         assert "ValueError" in body
         answer, body = ask(server)
         assert (answer.status, body) == (200, "fine")

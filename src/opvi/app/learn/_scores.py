@@ -13,7 +13,7 @@ from opvi.types import Predicted
 
 STRETCHES = 200  # of the learning curve
 COVERAGE = 0.9
-MOST_ALARMS = 1000  # kept; the count goes on
+MOST_ALARMS = 1000  # kept; the count continues
 
 
 class Scored(NamedTuple):

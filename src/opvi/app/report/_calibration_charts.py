@@ -79,7 +79,7 @@ def _interval_verdict(contents: Contents) -> str:
 
 
 def _wilson(share: float, count: float) -> tuple[float, float]:
-    """A 95 % interval for a share seen in so many rows (Wilson's)."""
+    """A 95 % interval for a share seen in `count` rows (Wilson's)."""
     z2 = 1.96**2
     centre = (share + z2 / (2 * count)) / (1 + z2 / count)
     half = 1.96 / (1 + z2 / count) * math.sqrt(share * (1 - share) / count + z2 / (4 * count**2))

@@ -3,7 +3,7 @@
 By hand, because matplotlib was measured and is worse here. All 13 charts of a regression's report: 0.01 s of processor
 time and 49 kB, against 0.4 to 0.8 s and 140 kB from matplotlib's SVG backend, whose import takes another 0.4 s. The
 live page is drawn anew every 3 seconds, in the learner's own process. Colours and sizes of text come from the page's
-style sheet, so dark mode, paper and phones need no second drawing, and every mark tells its value under the pointer;
+style sheet, so dark mode, paper and phones need no second drawing, and every mark shows its value under the pointer;
 matplotlib writes both into each shape, and needs its output rewritten for either.
 """
 
@@ -241,7 +241,7 @@ class Chart:
         self.inside.append(path([(self.x(0), self.y(0)), (self.x(1), self.y(1))], "reference"))
 
     def dot(self, x: float, y: float, class_: str, tip: str, size: float = 3.5) -> None:
-        """Draw a dot that tells its value."""
+        """Draw a dot that shows its value."""
         self.inside.append(circle(self.x(x), self.y(y), size, f"dot {class_}", tip))
 
     def bars(self, heights: Numbers, tips: Sequence[str]) -> None:

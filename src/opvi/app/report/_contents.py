@@ -88,7 +88,7 @@ class Contents(NamedTuple):
     posterior: Projection | None = None
     settings: Mapping[str, str] = {}
     versions: Mapping[str, str] = {}
-    command: str = ""  # that goes on with the run
+    command: str = ""  # that resumes the run
     notes: Sequence[str] = ()
 
 

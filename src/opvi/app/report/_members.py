@@ -35,7 +35,7 @@ def innermost(sampler: Sampler, state: State) -> tuple[Sampler, Tree]:
 def confirmed(state: RegressorState) -> Array:
     """Return the multiple of the particles' own variances that predictions made before learning have confirmed.
 
-    Filters that forget can be far too modest about what the data do not tell.
+    Filters that forget can be far too modest about what the data do not show.
     """
     scores = jax.nn.softmax(state.calibration.scores).reshape(len(DOF), len(NOISE), len(SPREAD), len(TILT))
     return scores.sum((0, 1, 3)) @ jnp.asarray(SPREAD, scores.dtype)

@@ -95,8 +95,8 @@ def _handler(make_page: Callable[[], str]) -> type[BaseHTTPRequestHandler]:
             try:
                 with one_at_a_time:
                     made = make_page().encode()
-            except Exception as error:  # whatever it is, the learner goes on
-                words = f"The page could not be made; learning goes on.\n\n{type(error).__name__}: {error}"
+            except Exception as error:  # whatever it is, the learner continues
+                words = f"The page could not be made; learning continues.\n\n{type(error).__name__}: {error}"
                 return self.answer(500, words)
             self.answer(200, made, "text/html; charset=utf-8")
 

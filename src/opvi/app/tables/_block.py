@@ -33,7 +33,7 @@ class Block(NamedTuple):
     first: int  # number of the first row in the source
     rows: int  # of the source that this block used up, malformed ones included
     malformed: list[Rejected]
-    share: float | None = None  # of the source's bytes read by now; None where the size is not known
+    share: float | None = None  # of the source's bytes read so far; None where the size is not known
     nested: dict[str, np.ndarray] = {}  # noqa: RUF012 (never written to): columns to the rows that hold lists or objects
 
     open: bool = False  # whether other rows may bring other columns, as in JSON lines
@@ -76,7 +76,7 @@ def cut(block: Block, start: int, stop: int) -> Block:
 
 
 def shown(text: bytes | str) -> str:
-    """The beginning of a row, for a person; bytes that are no UTF-8 become \ufffd."""
+    """The beginning of a row, for a person; bytes that are not UTF-8 become \ufffd."""
     if isinstance(text, bytes):
         text = text[: 4 * SHOWN].decode("utf-8", "replace")
     return text[:SHOWN]

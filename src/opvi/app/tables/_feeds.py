@@ -50,7 +50,7 @@ class Feed:
 
     @property
     def share(self) -> float | None:
-        """How much of the bytes was read by now."""
+        """The share of the bytes read so far."""
         return None if self.size is None else min(1.0, self.position / self.size) if self.size else 1.0
 
     def close(self) -> None:
@@ -69,7 +69,7 @@ class Feed:
         return self._head[:count]
 
     def read(self, count: int) -> bytes:
-        """At most so many bytes: what is there, at least one unless the source is at its end."""
+        """Return at most `count` bytes; fewer where no more are there yet, none at the end of the source."""
         if self._head:
             out, self._head = self._head[:count], self._head[count:]
             return out

@@ -18,7 +18,7 @@ FIRST_ROWS = 1_000
 MOST_FEATURES = 4_096
 LEVELS = 32  # of a text that have columns of their own
 NEARLY = 0.95  # of the values decide what a column holds; rows with the others are rejected
-DIFFERENT = 0.9  # of the values: a text that tells rows apart, and nothing else
+DIFFERENT = 0.9  # of the values: then a text only distinguishes rows
 WHOLE_CLASSES = 10  # a whole-number target with more values is a regression's
 COUNTED = 20  # rows from which on a row number is recognised
 CONVERT = {"number": as_numbers, "boolean": as_booleans, "date": as_dates}
@@ -43,7 +43,7 @@ def infer_schema(
         task: regression, classification, or auto: classification for text, truth values, and whole numbers of at
             most 10 different values.
         classes: the labels, if some may come later than the first rows.
-        leave_out: columns that the model shall not see.
+        leave_out: columns that the model must not see.
     """
     if task not in ("auto", "regression", "classification"):
         raise TableError(f"the task {quoted(task)} is not known. Tasks: auto, regression, classification.")

@@ -1,4 +1,4 @@
-"""JSON lines: one object a line, whose keys are the columns; numbers and truth values are kept as text."""
+"""JSON lines: one object per line, whose keys are the columns; numbers and truth values are kept as text."""
 
 import json
 from collections import Counter
@@ -16,7 +16,7 @@ WORDS = {True: "true", False: "false"}
 
 
 class BadLineError(ValueError):
-    """A line that is no row; the message is the reason."""
+    """A line that is not a row; the message is the reason."""
 
 
 class JsonLines:
@@ -33,7 +33,7 @@ class JsonLines:
             if first.lstrip().startswith(b"["):
                 raise TableError(
                     f"{feed.name} begins with `[`: one JSON array, which can only be read as a whole. Write an object "
-                    "a line, e.g. `jq -c '.[]' data.json > data.jsonl`."
+                    "per line, e.g. `jq -c '.[]' data.json > data.jsonl`."
                 )
         self._lines: Iterator[bytes | str] = chain([first], lines)
         self.columns: list[str] = []
@@ -142,7 +142,7 @@ def _row(line: bytes) -> dict[str, object]:
 
 
 def _refuse_surrogates(row: dict[str, object]) -> None:
-    """Half of a character, written as an escape, is no text."""
+    """Half of a character, written as an escape, is not text."""
     for name, value in row.items():
         try:
             name.encode()

@@ -7,7 +7,7 @@ A line ends with a line feed, or with a carriage return and a line feed. A recor
 3. several lines, if a field in quotes goes over their ends, no other field holds a quote, the number of fields is
    right, and all of it has at most 1 MiB.
 
-Any other line is rejected alone, and reading goes on with the line after it: a stray quote cannot swallow the file.
+Any other line is rejected alone, and reading continues with the line after it: a stray quote cannot swallow the file.
 """
 
 import re

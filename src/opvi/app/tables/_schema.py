@@ -19,7 +19,7 @@ YEAR = 365.2425  # days
 WHAT = {
     "number": "is not a number",
     "boolean": "is neither true nor false",
-    "date": "is no date like 2024-01-31 or 2024-01-31T10:20:30",
+    "date": "is not a date like 2024-01-31 or 2024-01-31T10:20:30",
 }
 
 

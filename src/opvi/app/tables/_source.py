@@ -52,7 +52,7 @@ class Source:
         return bool(mark) and self._feed.fingerprint(int(count, 16)) == fingerprint
 
     def blocks(self) -> Iterator[Block]:
-        """The blocks that were not handed out yet; a pipe's as soon as there is a row."""
+        """Return the blocks that were not handed out yet; a pipe's come as soon as there is a row."""
         return self._blocks
 
     def _read(self, skip: int, columns: list[str] | None) -> Iterator[Block]:
