@@ -52,8 +52,8 @@ class Delimited:
         if not text:
             raise TableError(f"{self.feed.name} is empty, but a CSV file begins with a line of column names.")
         raise TableError(
-            f"{self.feed.name} begins with {quoted(shown(text))}, which is not a line of column names. A CSV file is text "
-            "in UTF-8 whose first line names the columns, separated by commas, tabs, semicolons or bars."
+            f"{self.feed.name} begins with {quoted(shown(text))}, which is not a line of column names. A CSV file is "
+            "text in UTF-8 whose first line names the columns, separated by commas, tabs, semicolons or bars."
         )
 
     def _names(self, header: bytes) -> list[str]:
