@@ -1,6 +1,9 @@
 """Strictness for the whole suite: no silent change of rank or dtype anywhere in the library."""
 
+import atexit
 import os
+import shutil
+import tempfile
 
 # Most of the suite's time went into optimising programs that run for milliseconds. Without it they compile in a third
 # of the time. Set before JAX is loaded; whoever sets the flags for the whole session has them.
@@ -15,14 +18,15 @@ import opvi
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Keep compiled programs in a folder, for the other processes and the next run: it takes a third of the time."""
-    if not config.pluginmanager.hasplugin("cacheprovider"):
-        return
-    os.environ.setdefault("JAX_COMPILATION_CACHE_DIR", str(config.cache.mkdir("jax")))  # of the processes tests start
-    jax.config.update("jax_compilation_cache_dir", os.environ["JAX_COMPILATION_CACHE_DIR"])
-    for option in ("jax_persistent_cache_min_compile_time_secs", "jax_persistent_cache_min_entry_size_bytes"):
-        os.environ.setdefault(option.upper(), "0")
-        jax.config.update(option, 0)
+    """Keep this process's compiled programs in a folder of its own: what one file of tests compiled serves the next.
+
+    Of its own, because JAX does not write such files in one move: another process would read half of one.
+    """
+    folder = tempfile.mkdtemp(prefix="opvi-programs-")
+    atexit.register(shutil.rmtree, folder, ignore_errors=True)
+    jax.config.update("jax_compilation_cache_dir", folder)
+    jax.config.update("jax_persistent_cache_min_compile_time_secs", 0)
+    jax.config.update("jax_persistent_cache_min_entry_size_bytes", 0)
 
 
 jax.config.update("jax_numpy_rank_promotion", "raise")
