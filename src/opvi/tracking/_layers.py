@@ -65,10 +65,18 @@ def between(old: Scale, new: Scale) -> Units:
 
 def change(network: MLP, units: Units, w: Array) -> Array:
     """Return the linear part of the change, of a vector of weights."""
-    first, *rest = network.split(w)
-    layers = [Layer(first.weights * units.ratio[:, None], first.bias + units.shift @ first.weights), *rest]
-    layers[-1] = Layer(*(part * units.output_ratio for part in layers[-1]))
-    return network.join(layers)
+    features, width = network.shapes[0]
+    weights, end = w[: features * width].reshape(features, width), (features + 1) * width
+    shifted = (weights * units.shift[:, None]).sum(0)
+    return w.at[features * width : end].add(shifted) * _scale(network, units, w.dtype)
+
+
+def _scale(network: MLP, units: Units, dtype: jnp.dtype) -> Array:
+    """Return the factor `[d]` that the change has for each weight."""
+    one = jnp.ones((), dtype)
+    factors = [Layer(units.ratio[:, None], one), *[Layer(one, one)] * (len(network.shapes) - 1)]
+    factors[-1] = Layer(*(part * units.output_ratio for part in factors[-1]))
+    return network.join(factors)
 
 
 def re_express(network: MLP, units: Units, w: Array) -> Array:
@@ -78,26 +86,21 @@ def re_express(network: MLP, units: Units, w: Array) -> Array:
 
 def covariances_in(network: MLP, blocks: Blocks, units: Units, matrices: Array) -> Array:
     r"""Return $T C T^\top$, T the change of units, for matrices `[n, K, D, D]`; what is between blocks stays 0."""
-    rows = _whole_rows if len(blocks.order) == 1 else _block_rows
-    return rows(network, blocks, units, rows(network, blocks, units, matrices).mT)
-
-
-def _whole_rows(network: MLP, blocks: Blocks, units: Units, matrices: Array) -> Array:
-    return jax.vmap(jax.vmap(jax.vmap(lambda v: change(network, units, v))))(matrices)
-
-
-def _block_rows(network: MLP, blocks: Blocks, units: Units, matrices: Array) -> Array:
-    """Return every row after T, block by block: biases of the first layer get their share of the shift, all a scale."""
-    unmoved = units._replace(shift=jnp.zeros_like(units.shift))
-    scale = jnp.append(change(network, unmoved, jnp.ones(network.dim, matrices.dtype)), 1)[blocks.order]
-
-    def one(matrix: Array, scale: Array, bias: Array, weights: Array) -> Array:
-        padded = jnp.pad(matrix, ((0, 0), (0, 1)))
-        added = jnp.einsum("rmf,f->rm", padded[:, weights], units.shift)
-        return matrix.at[:, bias].add(added, mode="drop") * scale[None]
-
+    if len(blocks.order) == 1:
+        both = jax.vmap(jax.vmap(lambda v: change(network, units, v)))
+        # One by one: a copy of all matrices beside the result would make a step's memory too large for malloc to keep.
+        return jax.lax.map(lambda C: both(both(C).mT), matrices)
+    scale = jnp.append(_scale(network, units, matrices.dtype), 1)[blocks.order]
     places = [jnp.asarray(where) for where in _first_layer(network, blocks)]
-    return jax.vmap(jax.vmap(one), (0, None, None, None))(matrices, scale, *places)
+
+    def rows(matrix: Array, scale: Array, bias: Array, weights: Array) -> Array:
+        """The change of every row of a block's matrix."""
+        padded = jnp.pad(matrix, ((0, 0), (0, 1)))
+        shifted = (padded[:, weights] * units.shift[None, None]).sum(-1)
+        return matrix.at[:, bias].add(shifted, mode="drop") * scale[None]
+
+    every = jax.vmap(jax.vmap(rows), (0, None, None, None))
+    return every(every(matrices, scale, *places).mT, scale, *places)
 
 
 def _first_layer(network: MLP, blocks: Blocks) -> tuple[np.ndarray, np.ndarray]:
