@@ -22,7 +22,6 @@ import opvi
 from benchmarks.machine import machine
 from benchmarks.measure import Timing, interleave
 from opvi.flows import fields
-from opvi.scale import distributed
 
 COUNTS = [256, 512, 1024, 2048, 4096, 8192, 16_384]  # particles, of 8 dimensions
 DIMENSIONS = [2, 4, 8, 16, 64, 256, 1024]  # of 2,048 particles
@@ -59,14 +58,14 @@ def samplers() -> dict[str, tuple[opvi.Sampler, int, int]]:
 
 
 def rounds(algorithm: opvi.Sampler, particles: int, count: int) -> Timing:
-    """A round of `opvi.run` on all devices of all processes, each of which reads its own rows."""
+    """A round of `opvi.run` on all devices of all processes."""
     x = np.random.default_rng(0).standard_normal((count * ROWS, 8), dtype=np.float32)
-    mine = distributed.share((x, (x[:, 0] > 0).astype(np.float32)), ROWS)
+    rows = x, (x[:, 0] > 0).astype(np.float32)
     spread = opvi.scale.sharded(algorithm, opvi.scale.mesh())
     state = spread.init(jax.random.key(0), particles)
 
     def run() -> Any:
-        return opvi.run(spread, distributed.stream(mine, ROWS, ahead=count), 0, state=state)[0].particles
+        return opvi.run(spread, opvi.stream(rows, ROWS), 0, state=state)[0].particles
 
     timing = interleave({"run": run}, at_least=REPEATS, at_most=REPEATS)["run"]
     return timing.each(count)
@@ -86,13 +85,15 @@ def exchange() -> dict[int, float]:
     return out
 
 
-def worker(path: str) -> None:
-    with distributed.connected():
-        out: dict[str, Any] = {name: rounds(*how).summary() for name, how in samplers().items()}
-        if jax.process_count() > 1:
-            out["exchange"] = exchange()
-        if jax.process_index() == 0:
-            Path(path).write_text(json.dumps(out))
+def worker(path: str, address: str, processes: int, process: int) -> None:
+    if processes > 1:
+        jax.config.update("jax_cpu_collectives_implementation", "gloo")
+        jax.distributed.initialize(address, processes, process)
+    out: dict[str, Any] = {name: rounds(*how).summary() for name, how in samplers().items()}
+    if processes > 1:
+        out["exchange"] = exchange()
+    if process == 0:
+        Path(path).write_text(json.dumps(out))
 
 
 def spread_over(devices: int, processes: int, path: Path) -> dict[str, Any]:
@@ -108,12 +109,11 @@ def spread_over(devices: int, processes: int, path: Path) -> dict[str, Any]:
             "XLA_FLAGS": f"--xla_force_host_platform_device_count={devices}",
             "JAX_PLATFORMS": "cpu",
             "NPROC": str(2 * devices),
-            "OPVI_COORDINATOR": address,
-            "OPVI_PROCESSES": str(processes),
-            "OPVI_PROCESS": str(process),
         }
         command = ["taskset", "-c", ",".join(map(str, own)), sys.executable, "-m", "benchmarks.scaling"]
-        started.append(subprocess.Popen([*command, "--worker", str(path)], env=environment))
+        started.append(
+            subprocess.Popen([*command, "--worker", str(path), address, str(processes), str(process)], env=environment)
+        )
     statuses = [process.wait() for process in started]
     if any(statuses):
         raise SystemExit(f"a worker of {devices} devices and {processes} processes failed; see above.")
@@ -137,10 +137,11 @@ def strong(found: dict[int, dict[str, Any]]) -> dict[str, Any]:
 def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.scaling", description=__doc__)
     parser.add_argument("--out", type=Path, default=Path("bench-output"), help="folder for scaling.json")
-    parser.add_argument("--worker", help=argparse.SUPPRESS)
+    parser.add_argument("--worker", nargs=4, help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.worker:
-        worker(options.worker)
+        path, address, processes, process = options.worker
+        worker(path, address, int(processes), int(process))
         return
     options.out.mkdir(parents=True, exist_ok=True)
     report: dict[str, Any] = {"machine": machine("python -m benchmarks.scaling")}

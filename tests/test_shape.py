@@ -33,7 +33,6 @@ PUBLIC = {
     "opvi.regret",
     "opvi.running",
     "opvi.scale",
-    "opvi.scale.distributed",
     "opvi.scale.fleet",
     "opvi.targets",
     "opvi.tracking",

@@ -2,8 +2,6 @@
 
 import json
 import os
-import shutil
-import signal
 import socket
 import subprocess
 import sys
@@ -15,7 +13,6 @@ import pytest
 
 import opvi
 from opvi.scale import _sharding as sharding
-from opvi.scale import distributed
 from tests.scale import sharding_processes
 
 HERE = Path(__file__).parent
@@ -151,117 +148,27 @@ def test_particles_that_do_not_divide_are_refused():
 # --- processes ----------------------------------------------------------------------------------
 
 
-def two(folder, mode):
-    """Both processes of a pair, until they end: their statuses and what they said."""
+def two(folder):
+    """Run both processes of a pair until they end; return what each reports."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         address = f"127.0.0.1:{free.getsockname()[1]}"
-    shared = {"devices": 2, "OPVI_COORDINATOR": address, "OPVI_PROCESSES": "2"}
-    pair = [start("sharding_processes.py", folder, mode, OPVI_PROCESS=str(i), **shared) for i in range(2)]
+    pair = [start("sharding_processes.py", folder, address, str(i), devices=2) for i in range(2)]
     try:
         said = [process.communicate(timeout=120) for process in pair]
     finally:
         for process in pair:
             process.kill()
-    return [process.returncode for process in pair], [output + errors for output, errors in said]
-
-
-@pytest.fixture(scope="module")
-def cut_off(tmp_path_factory):
-    """The folder of a run whose process 1 was killed, and how process 0 ended."""
-    folder = tmp_path_factory.mktemp("processes") / "run"
-    statuses, said = two(folder, "killed")
-    return folder, statuses, said
-
-
-@pytest.fixture(scope="module")
-def alone():
-    """The same stream on one process and one device, never cut off."""
-    state, history = sharding_processes.whole()
-    return np.asarray(state.particles), history
+    assert [process.returncode for process in pair] == [0, 0], said
+    return [json.loads((folder / f"{i}.json").read_text()) for i in range(2)]
 
 
 @pytest.mark.slow
-def test_a_killed_process_ends_the_other(cut_off):
-    folder, statuses, said = cut_off
-    assert statuses == [1, -signal.SIGKILL]
-    assert "process 0 of 2 ends, because another one is gone" in said[0]
-    assert "resumes from its last checkpoint" in said[0]
-    assert sorted(path.name for path in folder.iterdir()) == ["round-0000000001", "round-0000000002"]
-
-
-@pytest.mark.slow
-def test_a_run_goes_on_with_one_process(cut_off, alone, tmp_path):
-    shutil.copytree(cut_off[0], tmp_path / "run")
-    state, history = sharding_processes.whole(tmp_path / "run")
-    assert history.info.rows.tolist() == [60, 80, 95]
-    np.testing.assert_allclose(state.particles, alone[0], atol=ROUNDING)
-
-
-@pytest.mark.slow
-def test_a_run_goes_on_with_two_processes(cut_off, alone, tmp_path):
-    folder = shutil.copytree(cut_off[0], tmp_path / "run")
-    statuses, said = two(folder, "resumed")
-    assert statuses == [0, 0], said
-    reports = [json.loads(Path(f"{folder}-{i}.json").read_text()) for i in range(2)]
-    for report in reports:
-        assert report["first"] == sharding_processes.CUT
+def test_two_processes_learn_as_one_and_resume(tmp_path):
+    alone, history = sharding_processes.whole(None)
+    sharding_processes.whole(tmp_path, sharding_processes.ROWS[:40])  # one process begins, two continue
+    for report in two(tmp_path):
         assert report["rows"] == [60, 80, 95]
-        assert report["local"] == [[2, 4], [2, 4]]  # of 8 particles
-        assert report["saved"] == ["round-0000000004", "round-0000000005"]
-        assert report["uneven"] == [20, 31, 41]
-        np.testing.assert_allclose(report["particles"], alone[0], atol=ROUNDING)
-        np.testing.assert_allclose(report["log_predictive"], alone[1].info.log_predictive[2:], atol=ROUNDING)
-        refused = report["refused"]
-        assert "`batch_size` is 21, but 2 processes have equal parts" in refused["batch"]
-        assert "`particles` is ((8, 4), 'float32') there and ((16, 4), 'float32') here" in refused["particles"]
-        assert "processes [1] got no rows at all" in refused["rows"]
-
-
-@pytest.mark.slow
-def test_damaged_states_are_refused(cut_off, tmp_path):
-    folder = shutil.copytree(cut_off[0], tmp_path / "run")
-    for path in (folder / "round-0000000002").rglob("*"):
-        if path.is_file():
-            path.write_bytes(path.read_bytes()[:20])
-    with pytest.raises(opvi.running.CheckpointError, match=r"round-0000000002 is (not a saved state, or is )?damaged"):
-        distributed.resume(folder, sharding_processes.sampler()[1])
-
-
-def test_a_folder_without_states_starts_anew(tmp_path):
-    state = sharding_processes.sampler()[1]
-    assert distributed.resume(tmp_path / "nothing", state) is state
-
-
-def test_processes_must_be_known():
-    with pytest.raises(ValueError, match=r"`process` is 2 of 2"), distributed.connected("127.0.0.1:1", 2, 2):
-        pass
-    with pytest.raises(ValueError, match=r"`coordinator` is 'here'"), distributed.connected("here", 2, 1):
-        pass
-    with socket.socket() as nobody:  # holds the port without listening
-        nobody.bind(("127.0.0.1", 0))
-        address = f"127.0.0.1:{nobody.getsockname()[1]}"
-        with pytest.raises(distributed.LostProcessError, match=f"nobody answers at {address}"):  # noqa: SIM117
-            with distributed.connected(address, 2, 1, patience=0):
-                pass
-    with distributed.connected(processes=1):
-        assert jax.process_count() == 1
-
-
-def test_a_variable_must_be_a_number(monkeypatch):
-    monkeypatch.setenv("OPVI_PROCESSES", "two")
-    with pytest.raises(ValueError, match="OPVI_PROCESSES is 'two'"), distributed.connected():
-        pass
-
-
-def test_a_share_is_counted_in_rows():
-    assert list(distributed.share(iter("abcdef"), 2, after=3)) == ["d", "e", "f"]
-    x, y = distributed.share((np.arange(6), np.arange(6) * 2), 2, after=4)
-    assert x.tolist() == [4, 5]
-    assert y.tolist() == [8, 10]
-    with pytest.raises(ValueError, match="`after` is -1"):
-        distributed.share(iter("abc"), 2, after=-1)
-    with pytest.raises(ValueError, match="`ahead` is 0"):
-        distributed.stream((np.zeros(4),), 2, ahead=0)
-    with pytest.raises(ValueError, match="`keep` is 0"):
-        distributed.save("nowhere", None, keep=0)
+        assert report["local"] == [[2, 4], [2, 4]]  # of 8 particles over 4 devices
+        np.testing.assert_allclose(report["particles"], alone.particles, atol=ROUNDING)
+        np.testing.assert_allclose(report["log_predictive"], history.info.log_predictive[2:], atol=ROUNDING)

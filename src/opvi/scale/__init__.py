@@ -1,6 +1,5 @@
-"""Many devices, many processes, many models."""
+"""Many devices, many models."""
 
-from opvi.scale import distributed as distributed
 from opvi.scale._sharding import mesh as mesh
 from opvi.scale._sharding import place as place
 from opvi.scale._sharding import sharded as sharded
