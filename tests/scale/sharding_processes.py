@@ -29,7 +29,7 @@ def whole(folder, rows=ROWS):
         if jax.process_index() == 0:
             opvi.save(path, everything)
 
-    stream = opvi.stream(rows[int(state.round) * BATCH :], BATCH)
+    stream = opvi.stream(iter(rows[int(state.round) * BATCH :]), BATCH)
     return opvi.run(sampler, stream, 0, state=state, every=1, callbacks={"save": save} if folder else {})
 
 

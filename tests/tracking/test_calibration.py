@@ -128,3 +128,18 @@ def test_a_loss_that_falls_while_learning_or_is_not_a_number_is_no_change():
     losses = 3 * np.exp(-np.arange(1000) / 100) + 0.1 * rng.normal(size=1000)
     losses[[50, 300]] = np.nan, np.inf
     assert not alarms(jnp.asarray(losses, jnp.float32)).any()
+
+
+def test_doubt_of_the_particles_is_part_of_the_prediction():
+    """y ~ N(0, v) with v = .04 or 1 as the particles say: so wide are the predictions, and part of it is doubt."""
+
+    def make(rng, x):
+        v = np.where(rng.random(20) < 0.5, 0.04, 1.0)
+        return np.zeros((3, 20)), np.tile(v, (3, 1)), np.sqrt(v) * rng.normal(size=20)
+
+    known, _ = taught(make)
+    v = jnp.array([0.04, 1.0])
+    one = calibration.combine(known, jnp.zeros((3, 2)), jnp.tile(v[None], (3, 1)), jnp.zeros((2, 1)))
+    p = Predictive(calibration.predictive(known, one))
+    np.testing.assert_allclose(np.asarray(p.sd()) ** 2, v, rtol=0.25)
+    assert float(p.uncertainty().epistemic[1]) > 0.05  # the rest is put down to noise that varies

@@ -10,6 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import opvi
+from opvi.tracking import _regressor_learning as learning
+from opvi.tracking._scaling import Scale
 
 FEATURES = 3
 SMALL = opvi.regressor(FEATURES, hidden=(6,), particles=5)
@@ -229,3 +231,40 @@ def test_columns_that_hang_together_do_not_blow_up():
     assert np.sqrt(history.info.squared_error[500:].mean()) < 0.12
     least = np.linalg.eigvalsh(np.asarray(state.past.matrices, float))[..., 0]
     assert least.min() > -1e-5
+
+
+def test_a_half_life_halves_what_is_known():
+    """The information on a weight whose column stands at its mean, 200 rows later: half, as the half-life is 200."""
+    sampler = opvi.regressor(2, hidden=(), particles=2, half_life=200.0, warm_up=0)
+    rng = np.random.default_rng(0)
+    X = rng.normal(size=(1600, 2)).astype(np.float32)
+    y = (X @ [1.0, -1.0] + 0.1 * rng.normal(size=1600)).astype(np.float32)
+    before, _ = opvi.run(sampler, opvi.stream((X, y), 20), KEY)
+    still = X[:200].copy()
+    still[:, 1] = float(before.scale.mean[1])
+    after, _ = opvi.run(sampler, opvi.stream((still, still[:, 0]), 20), KEY, state=before)
+    np.testing.assert_array_equal(after.scale.sd, before.scale.sd)  # the units are the same
+
+    def information(state):
+        return np.linalg.inv(np.asarray(state.past.matrices[:, 0], float))[:, 1, 1]
+
+    np.testing.assert_allclose(information(after) / information(before), 0.5, rtol=0.02)
+
+
+def test_what_is_believed_does_not_depend_on_the_units_in_use():
+    """Means and variances of all particles in the units of y, before and after a change of scale."""
+    X, y = drawn(200, seed=5)
+    sampler = SMALL
+    state, _ = opvi.run(sampler, opvi.stream((X, y), 20), KEY)
+    mean, sd = state.scale
+    moved = learning.to_new_scale(sampler, state, Scale(mean + 0.5 * sd, sd * np.array([2, 0.5, 1.5, 3], np.float32)))
+
+    def believed(state):
+        x = jnp.asarray(X[:50], jnp.float32)
+        z, _ = learning.standardised(state.scale, x, jnp.zeros(50))
+        seen = learning.linearise(sampler, state, z)
+        unit, centre = state.scale.sd[-1], state.scale.mean[-1]
+        return seen.mean * unit + centre, seen.variance * unit**2
+
+    for new, old in zip(believed(moved), believed(state), strict=True):
+        np.testing.assert_allclose(new, old, rtol=2e-3)

@@ -1,0 +1,145 @@
+"""Break one line at a time and see a test fail: `python -m tests.mutants [NAME ...]`.
+
+Each mutant is a line that was once wrong, or might be, without any test noticing. A survivor is an error.
+"""
+
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import NamedTuple
+
+ROOT = Path(__file__).parents[1]
+
+
+class Mutant(NamedTuple):
+    """A line, what it becomes, and the tests that must notice."""
+
+    name: str
+    path: str
+    old: str
+    new: str
+    tests: str
+
+
+MUTANTS = [
+    Mutant(
+        "Gauss–Newton's half-life applied twice",
+        "src/opvi/filters/_gauss_newton.py",
+        "jnp.exp2(-batch.weight.sum() / at_round",
+        "jnp.exp2(-2 * batch.weight.sum() / at_round",
+        "tests/filters/test_forgetting.py tests/filters/test_kfac.py",
+    ),
+    Mutant(
+        "Gauss–Newton's half-life ignored",
+        "src/opvi/filters/_gauss_newton.py",
+        "if sampler.half_life is None:",
+        "if True:",
+        "tests/filters/test_forgetting.py tests/filters/test_kfac.py",
+    ),
+    Mutant(
+        "AdaptiveNoise.share ignored",
+        "src/opvi/filters/_gauss_newton.py",
+        "sampler.noise.share * error",
+        "0.3 * error",
+        "tests/filters/test_forgetting.py tests/filters/test_kfac.py",
+    ),
+    Mutant(
+        "linear_ekf wanders 20 times as far",
+        "src/opvi/filters/_linear_ekf.py",
+        "* total / ROUND *",
+        "* total *",
+        "tests/filters/test_forgetting.py tests/filters/test_kfac.py",
+    ),
+    Mutant(
+        "linear_ekf never wanders",
+        "src/opvi/filters/_linear_ekf.py",
+        '- jnp.einsum("nrd,nre->nde", Z, Z) + gained',
+        '- jnp.einsum("nrd,nre->nde", Z, Z)',
+        "tests/filters/test_forgetting.py tests/filters/test_kfac.py",
+    ),
+    Mutant(
+        "kfac never fades",
+        "src/opvi/filters/_kfac.py",
+        "ratio = 2 ** (-rows / sampler.half_life)",
+        "ratio = 2 ** (-rows / 1e30)",
+        "tests/filters/test_forgetting.py tests/filters/test_kfac.py",
+    ),
+    Mutant(
+        "the regressor's half-life doubled",
+        "src/opvi/tracking/_regressor.py",
+        "0.5 ** (USUAL_ROWS / half_life)",
+        "0.5 ** (USUAL_ROWS / half_life / 2)",
+        "tests/tracking/test_regressor.py tests/tracking/test_calibration.py",
+    ),
+    Mutant(
+        "the regressor's covariances stay in their old units",
+        "src/opvi/tracking/_regressor_learning.py",
+        "past=state.past._replace(matrices=matrices)",
+        "past=state.past",
+        "tests/tracking/test_regressor.py tests/tracking/test_calibration.py",
+    ),
+    Mutant(
+        "calibration ignores spread",
+        "src/opvi/tracking/_calibration.py",
+        "epistemic = spread * one.variance[None] * shape",
+        "epistemic = 0 * spread * one.variance[None] * shape",
+        "tests/tracking/test_regressor.py tests/tracking/test_calibration.py",
+    ),
+    Mutant(
+        "the mixture's start is not its prior",
+        "src/opvi/targets/_mixture.py",
+        "return draw * self.spread(draw.dtype)",
+        "return draw",
+        "tests/targets tests/test_samplers.py",
+    ),
+    Mutant(
+        "plain jit instead of compiled",
+        "src/opvi/_steps.py",
+        "return cast(Step, jax.jit(outer, static_argnums=0))",
+        "return cast(Step, inner)",
+        "tests/test_samplers.py",
+    ),
+]
+
+
+def survives(mutant: Mutant) -> str | None:
+    """Return how the tests took a mutant if they passed it, or None if they failed, as they must."""
+    with tempfile.TemporaryDirectory() as folder:
+        copy = Path(folder) / "opvi"
+        ignore = shutil.ignore_patterns(".git", ".venv", ".*cache", "site", "__pycache__", "dev*")
+        shutil.copytree(ROOT, copy, ignore=ignore)
+        path = copy / mutant.path
+        text = path.read_text()
+        if text.count(mutant.old) != 1:
+            return f"its line is there {text.count(mutant.old)} times: write the mutant again"
+        path.write_text(text.replace(mutant.old, mutant.new))
+        command = [sys.executable, "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", *mutant.tests.split()]
+        search = os.pathsep.join([str(copy / "src"), str(copy), *filter(None, [os.environ.get("PYTHONPATH")])])
+        done = subprocess.run(
+            command, cwd=copy, env={**os.environ, "PYTHONPATH": search}, capture_output=True, text=True
+        )
+        if done.returncode == 1 or (done.returncode == 2 and "xdist" in done.stdout):
+            failed = [line for line in done.stdout.splitlines() if line.startswith("FAILED")]
+            print(f"dead      {mutant.name}: {failed[0][7:] if failed else '?'}", flush=True)
+            return None
+        return f"pytest ended with {done.returncode}: {done.stdout[-300:]}"
+
+
+def main() -> None:
+    """Try the mutants whose name holds one of the words given, or all."""
+    words = sys.argv[1:]
+    chosen = [mutant for mutant in MUTANTS if not words or any(word in mutant.name for word in words)]
+    with ThreadPoolExecutor(os.cpu_count()) as pool:
+        outcomes = list(pool.map(survives, chosen))
+    for mutant, outcome in zip(chosen, outcomes, strict=True):
+        if outcome is not None:
+            print(f"SURVIVES  {mutant.name}: {outcome}")
+    sys.exit(any(outcome is not None for outcome in outcomes))
+
+
+if __name__ == "__main__":
+    main()
