@@ -11,16 +11,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from opvi._steps import (
-    PARTICLES,
-    StepInfo,
-    TargetSampler,
-    compiled,
-    mean_over,
-    root_mean_square,
-    row_densities,
-    tick,
-)
+from opvi._steps import PARTICLES, StepInfo, TargetSampler, compiled, mean_over, root_mean_square, row_densities, tick
 from opvi.filters._covariance import exactly
 from opvi.predictive import Predictive, predict
 from opvi.targets import (

@@ -6,16 +6,7 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 
-from opvi._steps import (
-    StepInfo,
-    TargetSampler,
-    compiled,
-    keep_if_finite,
-    positive_step,
-    root_mean_square,
-    tick,
-    weigh,
-)
+from opvi._steps import StepInfo, TargetSampler, compiled, keep_if_finite, positive_step, root_mean_square, tick, weigh
 from opvi.flows.schedules import batch_sum
 from opvi.targets import Target, cast
 from opvi.types import Array, Batch, Key, LikelihoodScale, Particles, Schedule, Start, as_schedule, at_round

@@ -13,18 +13,7 @@ from opvi._steps import StepInfo, TargetSampler, compiled, keep_if_finite, root_
 from opvi.flows._optimizer import Optimizer, as_optimizer
 from opvi.flows.schedules import batch_mean, vanishing
 from opvi.targets import Target, cast
-from opvi.types import (
-    Array,
-    ArrayLike,
-    Batch,
-    Key,
-    LikelihoodScale,
-    Particles,
-    Schedule,
-    Start,
-    Tree,
-    as_schedule,
-)
+from opvi.types import Array, ArrayLike, Batch, Key, LikelihoodScale, Particles, Schedule, Start, Tree, as_schedule
 
 Projection = Callable[[Array], Array]  # [d] -> [d]
 Bound = float | tuple[float, ...]

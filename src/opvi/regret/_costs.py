@@ -141,11 +141,7 @@ def _of_quadratics(statistics: Callable[[np.ndarray], Quadratic], prior: Quadrat
 
 
 def pool(
-    target: Target,
-    data: Data,
-    weights: Callable[[int], ArrayLike] | None = None,
-    *,
-    tolerance: float = 1e-7,
+    target: Target, data: Data, weights: Callable[[int], ArrayLike] | None = None, *, tolerance: float = 1e-7
 ) -> Cost:
     r"""Return the cost $c_t(w) = -\sum_i a_i(t) \log p(r_i \mid w)$ of the rows that batches were drawn from.
 

@@ -149,13 +149,7 @@ def _source(learner: Learner, asked: Asked, about: Json) -> tuple[Source, str]:
     return source, f"Resuming after {learner.rows:,} rows, with {path} from its first row."
 
 
-def _learner(
-    run: RunDirectory,
-    kept: Checkpoints,
-    schema: Schema,
-    settings: Settings,
-    asked: Asked,
-) -> Learner:
+def _learner(run: RunDirectory, kept: Checkpoints, schema: Schema, settings: Settings, asked: Asked) -> Learner:
     try:
         return Learner(run, kept, schema, settings, strict=asked.strict, save_every=asked.save_every)
     except (ValueError, TypeError) as error:  # of the model: particles, hidden layers, half-life

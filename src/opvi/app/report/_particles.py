@@ -18,11 +18,7 @@ NETWORKS = ("ReLU, long memory", "tanh, long memory", "ReLU, short memory", "tan
 
 
 def projection(
-    sampler: Sampler,
-    state: State,
-    x: ArrayLike,
-    features: Sequence[str] = (),
-    classes: Sequence[str] = (),
+    sampler: Sampler, state: State, x: ArrayLike, features: Sequence[str] = (), classes: Sequence[str] = ()
 ) -> Projection:
     r"""Return the first two principal components of the particles' predictions at a sample of rows.
 
