@@ -15,25 +15,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from opvi.adapters._sites import (
-    Drawn,
-    Model,
-    Site,
-    arguments,
-    by_row,
-    data_plates,
-    draw,
-    from_unconstrained,
-    head,
-    is_factor,
-    is_latent,
-    layouts,
-    log_density,
-    run,
-    sources,
-    total,
-    within,
-)
+from opvi.adapters import _sites
+from opvi.adapters._sites import Model, Site, is_factor, is_latent, within
 from opvi.predictive import Distribution
 from opvi.running._rows import row_count
 from opvi.targets import Target
@@ -126,8 +109,8 @@ def _examined(model: Model, example: Data) -> "_Program":
     if row_count(example) == 0:
         raise ValueError("`example` has 0 rows, but at least 1 is needed to see what the model's data look like.")
     row = jax.tree.map(lambda a: a[:1], example)
-    few, more = (layouts(model, row, rows) for rows in (2, 3))
-    plates = data_plates(few, more)
+    few, more = (_sites.layouts(model, row, rows) for rows in (2, 3))
+    plates = _sites.data_plates(few, more)
     sites = {name: layout.site for name, layout in few.items()}
     fixed = {name for name, layout in few.items() if layout[1:] == more[name][1:]}  # do not follow the rows
     latent = [name for name, site in sites.items() if is_latent(site)]
@@ -181,14 +164,15 @@ class _Program:
 
         return jax.tree.map(convert, data, self.example)
 
+    @partial(jax.jit, static_argnums=0)
     def init(self, key: Key) -> Params:
-        return _init(self, key)
+        return _sites.draw(self.model, jax.tree.map(jnp.asarray, self.example), key)[0]
 
     def log_prior(self, params: Params) -> Array:
-        return total(self.terms(params, self.arrays(self.example, params), inside=False))
+        return _sites.total(self.terms(params, self.arrays(self.example, params), inside=False))
 
     def log_likelihood(self, params: Params, data: Data) -> Array:
-        return total(self.terms(params, data, inside=True))
+        return _sites.total(self.terms(params, data, inside=True))
 
     def predict(self, params: Params, x: Tree) -> Distribution:
         rows = row_count(x)
@@ -197,7 +181,7 @@ class _Program:
         return found
 
     def sites(self, params: Params, data: Data) -> tuple[dict[str, Site], dict[str, float]]:
-        return run(self.model, data, jax.random.key(0), from_unconstrained(params))
+        return _sites.run(self.model, data, jax.random.key(0), _sites.from_unconstrained(params))
 
     def terms(self, params: Params, data: Data, *, inside: bool) -> dict[str, Array]:
         """Return log densities of the sites inside the data plate, row by row, or of those outside."""
@@ -205,8 +189,8 @@ class _Program:
         terms = {}
         for name, site in sites.items():
             if site["type"] == "sample" and within(site, self.plates) == inside:
-                value = log_density(site, ratio)
-                terms[name] = by_row(site, value, self.plates) if inside else jnp.sum(value)
+                value = _sites.log_density(site, ratio)
+                terms[name] = _sites.by_row(site, value, self.plates) if inside else jnp.sum(value)
         return terms
 
     def _zeros(self) -> Params:
@@ -224,7 +208,7 @@ class _Program:
 
         jax.eval_shape(self.log_likelihood, params, twice)
         once, again = jax.jit(terms)(data), jax.jit(terms)(twice)
-        for name, used in sources(terms, twice).items():
+        for name, used in _sites.sources(terms, twice).items():
             if any(used) or not np.allclose(once[name], again[name], rtol=1e-4, equal_nan=True):
                 raise ValueError(
                     f"site '{name}' lies outside the data plate but depends on the rows, while a prior must be the "
@@ -245,11 +229,11 @@ class _Program:
             found: Any = self._head_of(params, (data[0], y))
             return found._asdict()
 
-        return not any(any(used) for used in sources(outputs, data[1]).values())
+        return not any(any(used) for used in _sites.sources(outputs, data[1]).values())
 
     def _head_of(self, params: Params, data: Data) -> Distribution | None:
         sites, ratio = self.sites(params, data)
-        return head(sites[self.observed[0]], ratio)
+        return _sites.head(sites[self.observed[0]], ratio)
 
     def observations(self, data: Data) -> dict[str, Array]:
         """Return the values at the observed sites."""
@@ -264,16 +248,11 @@ class _Program:
     def _arguments(self, data: Data) -> dict[str, Array]:
         if isinstance(data, Mapping):
             return dict(data)
-        values = arguments(data)
+        values = _sites.arguments(data)
         try:
             return dict(inspect.signature(self.model).bind(*values).arguments)
         except (TypeError, ValueError):
             return {f"argument_{i}": value for i, value in enumerate(values)}
-
-
-@partial(jax.jit, static_argnums=0)
-def _init(program: _Program, key: Key) -> Params:
-    return draw(program.model, jax.tree.map(jnp.asarray, program.example), key)[0]
 
 
 @partial(jax.jit, static_argnums=0)
@@ -288,7 +267,7 @@ def _constrain(program: _Program, params: Params) -> dict[str, Array]:
 @partial(jax.jit, static_argnums=0)
 def _sample(program: _Program, keys: Key, params: Params, data: Data) -> dict[str, Array]:
     def one(key: Key, params: Params) -> dict[str, Array]:
-        sites, _ = run(Drawn(program.model, program.plates), data, key, from_unconstrained(params))
+        sites, _ = _sites.run(_sites.Drawn(program.model, program.plates), data, key, _sites.from_unconstrained(params))
         return {name: sites[name]["value"] for name in program.observed}
 
     return jax.vmap(one)(keys, params)

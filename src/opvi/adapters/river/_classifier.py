@@ -10,13 +10,8 @@ from river import base
 from opvi.adapters.river._model import Frame, OnlineModel, Row, Series, rows_of, series_like
 from opvi.predictive import Predictive
 from opvi.tracking import classifier
-from opvi.tracking._layers import checked_widths
 from opvi.tracking._widening import widened_classifier
-from opvi.types import Array, Sampler, State, Tree
-
-
-def _probabilities(predictive: Predictive) -> Array:
-    return predictive.probabilities()
+from opvi.types import Sampler, State, Tree
 
 
 class Classifier(OnlineModel, base.MiniBatchClassifier):
@@ -59,13 +54,7 @@ class Classifier(OnlineModel, base.MiniBatchClassifier):
         max_features: int = 256,
         seed: int | None = None,
     ):
-        self.hidden = checked_widths(hidden)
-        self.n_particles = n_particles
-        self.half_life = half_life
-        self.buffer = buffer
-        self.max_features = max_features
-        self.seed = seed
-        self._start(1, 2)
+        self._start((1, 2), hidden, n_particles, half_life, buffer, max_features, seed)
         self._labels: dict[Hashable, int] = {}
 
     @property
@@ -108,20 +97,15 @@ class Classifier(OnlineModel, base.MiniBatchClassifier):
 
     def predict_proba_one(self, x: Row, **kwargs: Any) -> dict[Any, float]:
         """The probability of every label met so far."""
-        p = self._guess() if self._state is None else self._asked(_probabilities, [x])[0].tolist()
+        p = self._guess() if self._state is None else self._asked(Predictive.probabilities, [x])[0].tolist()
         return self._spread(p)
-
-    def learn_many(self, X: Frame, y: Series) -> None:
-        """Learn from the rows of a data frame, in their order."""
-        for row, target in zip(rows_of(X), y.to_list(), strict=True):
-            self.learn_one(row, target)
 
     def _each(self, rows: list[Row]) -> list[dict[Hashable, float]]:
         """The probabilities of each row."""
         known = self._state is not None and rows
         return [
             self._spread(p)
-            for p in (self._asked(_probabilities, rows).tolist() if known else [self._guess()] * len(rows))
+            for p in (self._asked(Predictive.probabilities, rows).tolist() if known else [self._guess()] * len(rows))
         ]
 
     def predict_proba_many(self, X: Frame) -> Frame:

@@ -87,9 +87,7 @@ class PredictiveDistribution(proba.base.ContinuousDistribution):
         """Refused: a prediction learns nothing; the model does."""
         raise NotImplementedError("a predictive distribution does not learn; call the model's `learn_one`.")
 
-    def revert(self, x: float) -> None:
-        """Refused, as `update` is."""
-        raise NotImplementedError("a predictive distribution does not learn; call the model's `learn_one`.")
+    revert = update  # refused as well
 
     def __repr__(self) -> str:
         return f"Predictive(μ={self.mu:.3f}, σ={self.sigma:.3f})"

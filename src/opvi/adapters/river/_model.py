@@ -9,6 +9,7 @@ import numpy as np
 
 from opvi.adapters.river._features import Columns, Row
 from opvi.running import Engine
+from opvi.tracking._layers import checked_widths
 from opvi.types import ArrayLike, Sampler, State, Tree
 
 LARGEST_BUFFER = 32  # rows that the samplers learn from at once
@@ -20,15 +21,19 @@ Series = Any  # of the same library
 class OnlineModel:
     """What both models share: a table of features, rows that wait, and an engine once there are some."""
 
-    hidden: tuple[int, ...]
-    n_particles: int
-    half_life: float | None
-    buffer: int
-    max_features: int
-    seed: int | None
-
-    def _start(self, *sizes: int) -> None:
+    def _start(
+        self,
+        sizes: tuple[int, ...],
+        hidden: tuple[int, ...],
+        n_particles: int,
+        half_life: float | None,
+        buffer: int,
+        max_features: int,
+        seed: int | None,
+    ) -> None:
         """No rows, no model; settings are refused where they are given, by making the smallest sampler."""
+        self.hidden, self.n_particles, self.half_life = checked_widths(hidden), n_particles, half_life
+        self.buffer, self.max_features, self.seed = buffer, max_features, seed
         for name, largest in (("buffer", LARGEST_BUFFER), ("max_features", math.inf), ("n_particles", math.inf)):
             value = getattr(self, name)
             if not isinstance(value, int) or not 1 <= value <= largest:
@@ -67,6 +72,14 @@ class OnlineModel:
             self._waiting.append((dict(x), y, float(w)))
             if len(self._waiting) >= self.buffer:
                 self.flush()
+
+    def learn_one(self, x: Row, y: Any, w: float = 1.0) -> None:
+        raise NotImplementedError
+
+    def learn_many(self, X: Frame, y: Series) -> None:
+        """Learn from the rows of a data frame, in their order."""
+        for row, target in zip(rows_of(X), y.to_list(), strict=True):
+            self.learn_one(row, target)
 
     def flush(self) -> None:
         """Learn from the rows that wait, however few there are."""

@@ -10,14 +10,9 @@ from opvi.adapters.river._distribution import PredictiveDistribution
 from opvi.adapters.river._model import Frame, OnlineModel, Row, Series, rows_of, series_like
 from opvi.predictive import Predictive, StudentT
 from opvi.tracking import regressor
-from opvi.tracking._layers import checked_widths
 from opvi.tracking._regressor import EARLY_ROWS
 from opvi.tracking._widening import widened_regressor
 from opvi.types import LARGEST_VALUE, Array, Sampler, State, Tree
-
-
-def _mean(predictive: Predictive) -> Array:
-    return predictive.mean()
 
 
 def _components(predictive: Predictive) -> tuple[Array, ...]:
@@ -69,14 +64,8 @@ class Regressor(OnlineModel, base.MiniBatchRegressor):
         max_features: int = 256,
         seed: int | None = None,
     ):
-        self.hidden = checked_widths(hidden)
-        self.n_particles = n_particles
-        self.half_life = half_life
         self.warm_up = warm_up
-        self.buffer = buffer
-        self.max_features = max_features
-        self.seed = seed
-        self._start(1)
+        self._start((1,), hidden, n_particles, half_life, buffer, max_features, seed)
 
     def _sampler(self, sizes: tuple[int, ...]) -> Sampler:
         return regressor(
@@ -109,17 +98,14 @@ class Regressor(OnlineModel, base.MiniBatchRegressor):
             spread = np.var([y for _, y, _ in self._waiting]) if len(self._waiting) > 1 else 1.0
             return PredictiveDistribution([guess], [spread or 1.0], [4.0]) if with_dist else guess
         if not with_dist:
-            return float(self._asked(_mean, [x])[0])
+            return float(self._asked(Predictive.mean, [x])[0])
         mean, variance, dof = (leaf[0] for leaf in self._asked(_components, [x]))
         return PredictiveDistribution(mean, variance, dof, self.n_rows_seen, self.seed)
-
-    def learn_many(self, X: Frame, y: Series) -> None:
-        """Learn from the rows of a data frame, in their order."""
-        for row, target in zip(rows_of(X), y.to_list(), strict=True):
-            self.learn_one(row, target)
 
     def predict_many(self, X: Frame) -> Series:
         """The predictive means of the rows of a data frame."""
         rows = rows_of(X)
-        values = np.full(len(rows), self._guess()) if self._state is None or not rows else self._asked(_mean, rows)
+        values = (
+            np.full(len(rows), self._guess()) if self._state is None or not rows else self._asked(Predictive.mean, rows)
+        )
         return series_like(X, values.astype(float))

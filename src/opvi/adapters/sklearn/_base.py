@@ -161,7 +161,12 @@ class OnlineEstimator(BaseEstimator):
                 else:
                     fed = self._engine.feed(data, weight[rows], last=True)
                     if fed is not None and not fed.info.finite.all():
-                        _warn_of_refusal()
+                        warnings.warn(
+                            "an update was not finite, so some rows taught nothing. The data may be extreme: look at "
+                            "their largest values and weights.",
+                            RuntimeWarning,
+                            stacklevel=3,
+                        )
         self.n_rows_seen_ += len(there)
         return self
 
@@ -181,12 +186,3 @@ def _blocks(order: np.ndarray, columns: int) -> Iterator[np.ndarray]:
     ends = [*range(rows, len(order) - BATCH + 1, rows), len(order)]
     for start, end in zip([0, *ends], ends, strict=False):
         yield order[start:end]
-
-
-def _warn_of_refusal() -> None:
-    warnings.warn(
-        "an update was not finite, so some rows taught nothing. The data may be extreme: look at their largest values "
-        "and weights.",
-        RuntimeWarning,
-        stacklevel=4,
-    )

@@ -20,10 +20,6 @@ def _summary(predictive: Predictive) -> tuple[Array, Array, Array]:
     return predictive.mean(), *predictive.uncertainty()
 
 
-def _log_density(predictive: Predictive, y: Array) -> Array:
-    return predictive.log_density(y)
-
-
 def _quantiles(predictive: Predictive, levels: tuple[float, ...]) -> Array:
     return predictive.quantile(levels).T
 
@@ -116,7 +112,7 @@ class OPVIRegressor(RegressorMixin, OnlineEstimator):
         y = column_or_1d(y, dtype=np.float32)
         check_consistent_length(X, y)
         assert_all_finite(y, input_name="y")
-        return self._predicted(_log_density, X, others=(y,))
+        return self._predicted(Predictive.log_density, X, others=(y,))
 
     def sample_y(self, X: ArrayLike, n_samples: int = 1, random_state: int = 0) -> np.ndarray:
         """Draws of y at each row, `[rows, n_samples]`."""
