@@ -22,10 +22,11 @@ ASK_ROWS = (1, 32, 1024)  # sizes that questions are padded to
 
 Record = Callable[[Tree, Tree, Batch], Tree]  # a pure function of (state, info, batch)
 Watcher = Callable[[Tree, Tree, Batch], Tree]  # of the states before and after a round, and its batch
+Watchers = tuple[Watcher, ...]
 
 
 def one_round(
-    sampler: Sampler, record: Record | None, watchers: tuple[Watcher, ...], key: Key, state: Tree, batch: Batch
+    sampler: Sampler, record: Record | None, watchers: Watchers, key: Key, state: Tree, batch: Batch
 ) -> tuple[Tree, Tree]:
     """Return the new state, and what is kept of the round: Info, what `record` says, what the watchers say."""
     before = state
@@ -38,15 +39,18 @@ def _relearnt(sampler: Any, key: Key, state: Tree, batch: Batch) -> tuple[Tree, 
     return sampler.relearn(key, state, batch), None
 
 
-def _loop(one: Callable[[Tree, Batch], tuple[Tree, Tree]], state: Tree, batches: Batch, count: Array) -> Tree:
-    """The first `count` of the stacked batches, one after the other. A traced count: any length, one program."""
-    first = jax.tree.map(lambda leaf: leaf[0], batches)
-    room = len(batches.weight)
+def looped(one: Callable[[Tree, Tree], tuple[Tree, Tree]], state: Tree, items: Tree, count: Array) -> tuple[Tree, Tree]:
+    """Return the state after the first `count` of the stacked items, one after the other, and what each gave, stacked.
+
+    A traced count: any length, one program.
+    """
+    first = jax.tree.map(lambda leaf: leaf[0], items)
+    room = row_count(items)
     out = jax.tree.map(lambda s: jnp.zeros((room, *s.shape), s.dtype), jax.eval_shape(one, state, first)[1])
 
     def body(i: Array, carry: tuple[Tree, Tree]) -> tuple[Tree, Tree]:
         state, out = carry
-        state, values = one(state, jax.tree.map(lambda leaf: leaf[i], batches))
+        state, values = one(state, jax.tree.map(lambda leaf: leaf[i], items))
         return state, jax.tree.map(lambda rows, value: rows.at[i].set(value), out, values)
 
     return jax.lax.fori_loop(0, count, body, (state, out))
@@ -54,22 +58,16 @@ def _loop(one: Callable[[Tree, Batch], tuple[Tree, Tree]], state: Tree, batches:
 
 @partial(jax.jit, static_argnums=(0, 1, 2))
 def advance(
-    sampler: Sampler,
-    record: Record | None,
-    watchers: tuple[Watcher, ...],
-    key: Key,
-    state: Tree,
-    batches: Batch,
-    count: Array,
+    sampler: Sampler, record: Record | None, watchers: Watchers, key: Key, state: Tree, batches: Batch, count: Array
 ) -> tuple[Tree, Tree]:
     """Learn the first `count` of the stacked batches; return the state, and what is kept of each round."""
-    return _loop(partial(one_round, sampler, record, watchers, key), state, batches, count)
+    return looped(partial(one_round, sampler, record, watchers, key), state, batches, count)
 
 
 @partial(jax.jit, static_argnums=0)
 def again(sampler: Sampler, key: Key, state: Tree, batches: Batch, count: Array) -> Tree:
     """Learn the first `count` of the stacked batches again; return the state."""
-    return _loop(partial(_relearnt, sampler, key), state, batches, count)[0]
+    return looped(partial(_relearnt, sampler, key), state, batches, count)[0]
 
 
 @partial(jax.jit, static_argnums=(0, 1, 2))

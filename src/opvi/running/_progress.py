@@ -12,7 +12,6 @@ class Progress:
     def __init__(self, label: str, first_round: int, rounds: int | None, shown: bool):
         self.label, self.first, self.rounds, self.shown = label, first_round, rounds, shown
         self.start = time.perf_counter()
-        self.first_rows: int | None = None
         self.bar: Any = None
         self.line = ""
 

@@ -98,7 +98,7 @@ def run(
             saver = Saver(stack.enter_context(Checkpoints(checkpoint)), save_every, sampler, key)
             resumed = saver.resumed(begin, stream, rounds)
         state, stream, rounds = resumed or (begin(), stream, rounds)
-        source = _first(stream, rounds)
+        source = itertools.islice(stream, rounds)  # and not one more pulled from what cannot give it back
         head = next(source, None)
         if head is None and resumed:  # all of it was learnt before
             return state, History(np.arange(0), None, None, {}, 0.0)
@@ -152,24 +152,13 @@ def _over(
             info, recorded, watched = taken(jax.tree.map(np.asarray, (info, *out)), slice(len(chunk)))
             log.add(state, info, recorded, chunk, dict(zip(watchers, watched, strict=True)))
             bar.update(log.done, int(info.rows[-1]), int(info.rows[-1]) - first_rows)
-            if saver and saver.due():
+            if saver and saver.pace.due():
                 saver.save(state)
     finally:
         if saver:
             saver.save(state)
     log.flush()
     return state, log.history()
-
-
-def _first(batches: Iterable[Batch], rounds: int | None) -> Iterator[Batch]:
-    """The first `rounds` batches, and not one more pulled from a source that cannot give it back."""
-    source = iter(batches)
-    while rounds is None or rounds > 0:
-        batch = next(source, None)
-        if batch is None:
-            return
-        rounds = None if rounds is None else rounds - 1
-        yield batch
 
 
 def _chunks(

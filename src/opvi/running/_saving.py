@@ -157,10 +157,6 @@ class Saver:
         self.settings = settings(sampler)
         self.saved = -1  # the round of the last one
 
-    def due(self) -> bool:
-        """Return whether it is time for the next one."""
-        return self.pace.due()
-
     def save(self, state: State) -> None:
         """Save, unless this round was saved already."""
         if int(state.round) == self.saved:
@@ -198,12 +194,4 @@ class Saver:
             rounds = max(0, rounds - done)
         if isinstance(stream, Stream) and stream.is_of_arrays:
             return Resumed(state, stream.after(done), rounds)
-        return Resumed(state, _without(stream, done), rounds)
-
-
-def _without(batches: Iterable[Batch], count: int) -> Iterator[Batch]:
-    """The batches after the first `count`."""
-    source = iter(batches)
-    for _ in itertools.islice(source, count):
-        pass
-    return source
+        return Resumed(state, itertools.islice(stream, done, None), rounds)

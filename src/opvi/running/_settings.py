@@ -9,19 +9,16 @@ from typing import Any
 import jax
 import numpy as np
 
-from opvi.types import Sampler, Tree
+from opvi.types import Tree
 
 
-def settings(sampler: Sampler) -> Tree:
-    """Return the sampler as nested dictionaries and lists: its fields by name, functions by their qualified name.
+def settings(value: object) -> Tree:
+    """Return a sampler as nested dictionaries and lists: its fields by name, functions by their qualified name.
 
-    What it is made of is called as its factory is, in lower case. Modules are not named, because code may move; nor is
-    what is inside other libraries' objects, such as an optimizer of optax, because it changes with their versions.
+    What it is made of (this function takes a part, too) is called as its factory is, in lower case. Modules are
+    not named, because code may move; nor is what is inside other libraries' objects, such as an optimizer of optax,
+    because it changes with their versions.
     """
-    return _plain(sampler)
-
-
-def _plain(value: Any) -> Any:
     if value is None or isinstance(value, bool | int | float | str):
         return value.item() if isinstance(value, np.generic) else value
     if isinstance(value, np.generic | np.ndarray | jax.Array):
@@ -29,18 +26,23 @@ def _plain(value: Any) -> Any:
         bytes_ = np.ascontiguousarray(array).tobytes()
         return {"dtype": str(array.dtype), "shape": list(array.shape), "sha256": hashlib.sha256(bytes_).hexdigest()}
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        fields = {f.name: _plain(getattr(value, f.name)) for f in dataclasses.fields(value) if f.compare}
+        fields = {f.name: settings(getattr(value, f.name)) for f in dataclasses.fields(value) if f.compare}
         return {"is": _called(value), **fields}
     if isinstance(value, enum.Enum):
         return value.name
     if hasattr(value, "_asdict"):
-        return _plain(value._asdict())
+        return settings(value._asdict())
     if isinstance(value, dict):
-        return {str(name): _plain(part) for name, part in value.items()}
+        return {str(name): settings(part) for name, part in value.items()}
     if isinstance(value, list | tuple):
-        return [_plain(part) for part in value]
+        return [settings(part) for part in value]
     if isinstance(value, functools.partial):
-        return {"is": "partial", "of": _plain(value.func), "given": _plain(value.args), "named": _plain(value.keywords)}
+        return {
+            "is": "partial",
+            "of": settings(value.func),
+            "given": settings(value.args),
+            "named": settings(value.keywords),
+        }
     name = getattr(value, "__qualname__", None) or getattr(value, "__name__", None)
     if name is None:
         return {"is": _called(value)}

@@ -1,6 +1,6 @@
 """Rows become batches: arrays, iterators and generators of any length, padded to few distinct shapes."""
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
 import jax
@@ -141,11 +141,6 @@ def rows_of_round(rule: BatchRule, t: int) -> int:
     return int(size)
 
 
-def _one_row_blocks(rows: Iterable[Data]) -> Iterator[Data]:
-    for row in rows:
-        yield jax.tree.map(lambda a: np.asarray(a)[None], row)
-
-
 def stream(
     source: Any,
     batch_size: int | BatchRule | Callable[[int], int] | None = 20,
@@ -177,7 +172,8 @@ def stream(
         if batch_size is None and not blocks:
             raise ValueError("`batch_size=None` takes blocks as they come; it needs `blocks=True`.")
         rule = None if batch_size is None else as_batch_rule(batch_size)
-        reader = _Iterator(source if blocks else _one_row_blocks(source), on_bad)
+        one_by_one = (jax.tree.map(lambda a: np.asarray(a)[None], row) for row in source)
+        reader = _Iterator(source if blocks else one_by_one, on_bad)
         return Stream(reader, rule, rounds, done=0, skipped=0)
     if batch_size is None:
         raise ValueError("`batch_size` is None, but arrays need a number of rows a round or a rule.")

@@ -7,9 +7,9 @@ from collections.abc import Callable
 from functools import partial
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 
+from opvi.running._engine import looped
 from opvi.types import Array, Batch, Key, Prediction, Sampler, Start, State, Tree
 
 MODELS = 1024  # or batches, in one call of a program; fewer where they are large
@@ -66,16 +66,8 @@ def answer(sampler: Sampler, states: Tree, at: Array, x: Tree, count: Array) -> 
 
 
 def _each(function: Callable[[Tree], Tree], items: Tree, count: Array) -> Tree:
-    """Return the function of the first `count` items, stacked. A traced count: any number of them, one program."""
-    first = jax.tree.map(lambda leaf: leaf[0], items)
-    room = len(jax.tree.leaves(items)[0])
-    out = jax.tree.map(lambda s: jnp.zeros((room, *s.shape), s.dtype), jax.eval_shape(function, first))
-
-    def body(i: Array, out: Tree) -> Tree:
-        value = function(jax.tree.map(lambda leaf: leaf[i], items))
-        return jax.tree.map(lambda rows, leaf: rows.at[i].set(leaf), out, value)
-
-    return jax.lax.fori_loop(0, count, body, out)
+    """Return the function of the first `count` items, stacked."""
+    return looped(lambda _, item: ((), function(item)), (), items, count)[1]
 
 
 @partial(jax.jit, static_argnums=(0, 1))
@@ -101,25 +93,18 @@ def advance(
         count: tiles to go through.
     """
     many = sampler.step if lanes == 1 else jax.vmap(sampler.step)
+    if lanes == 1:
+        at, batches = jax.tree.map(lambda leaf: leaf[:, 0], (at, batches))
 
-    def one(states: Tree, i: Array) -> tuple[Tree, Tree]:
-        here = at[i, 0] if lanes == 1 else at[i]
-        batch = jax.tree.map(lambda leaf: leaf[i, 0] if lanes == 1 else leaf[i], batches)
+    def one(states: Tree, tile: tuple[Array, Batch]) -> tuple[Tree, Tree]:
+        here, batch = tile
         mine = jax.tree.map(lambda leaf: leaf[here], states)  # an empty place reads the last model, writes nowhere
         new, info = many(keys[here], mine, batch)
         if hasattr(info, "predicted"):  # as large as the data
             info = info._replace(predicted=None)  # type: ignore[attr-defined]
         return jax.tree.map(lambda leaf, value: leaf.at[here].set(value, mode="drop"), states, new), info
 
-    shapes = jax.eval_shape(one, states, jnp.int32(0))[1]
-    infos = jax.tree.map(lambda s: jnp.zeros((len(at), *s.shape), s.dtype), shapes)
-
-    def tile(i: Array, carry: tuple[Tree, Tree]) -> tuple[Tree, Tree]:
-        states, infos = carry
-        states, info = one(states, i)
-        return states, jax.tree.map(lambda rows, leaf: rows.at[i].set(leaf), infos, info)
-
-    states, infos = jax.lax.fori_loop(0, count, tile, (states, infos))
+    states, infos = looped(one, states, (at, batches), count)
     return states, infos if lanes > 1 else jax.tree.map(lambda leaf: leaf[:, None], infos)
 
 

@@ -51,7 +51,9 @@ class Table:
             self.records[slots[cold]] = records
             self._used[slots[missing]] = self._clock
             for index in missing:
-                self._settle(ids[index], int(slots[index]))
+                name, slot = ids[index], int(slots[index])
+                self.places[name], self._owner[slot] = slot, name
+                self.cold_waiting.discard(name)
             self._free_numbers += numbers
         return slots, missing[[places[index] is None for index in missing]]
 
@@ -84,10 +86,6 @@ class Table:
     def in_memory(self) -> int:
         """The number of records in memory."""
         return int((self._used > 0).sum())
-
-    def _settle(self, name: Id, slot: int) -> None:
-        self.places[name], self._owner[slot] = slot, name
-        self.cold_waiting.discard(name)
 
     def _make_room(self, count: int) -> np.ndarray:
         """Return so many free slots."""
