@@ -20,7 +20,7 @@ import numpy as np
 
 import opvi
 from benchmarks.machine import machine
-from opvi.app.cli._common import one_blas_thread
+from opvi.app.cli._common import prepare
 from opvi.app.learn import Learner, RunDirectory, Settings
 from opvi.app.learn._learner import BATCH, Stop
 from opvi.app.learn._starting import Asked, ready
@@ -200,7 +200,7 @@ def main() -> None:
         with options.out.open("w") as file:
             return write_table(file, options.rows, options.task)
     options.out.mkdir(parents=True, exist_ok=True)
-    one_blas_thread()
+    prepare()
     hidden = () if options.linear else None
     with tempfile.TemporaryDirectory() as folder:
         found = {"speed": speed, "soak": soak}[options.what](options.rows, options.task, hidden, Path(folder))

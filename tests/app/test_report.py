@@ -452,7 +452,7 @@ def other_addresses():
 
 
 def test_only_this_computer_is_listened_to(server):
-    assert server._inner.socket.getsockname() == ("127.0.0.1", server.port)
+    assert server.socket.getsockname() == ("127.0.0.1", server.port)
     assert server.url == f"http://127.0.0.1:{server.port}/"
     for address in ["127.0.0.2", *other_addresses()]:
         with pytest.raises(OSError, match="refused|unreachable|assign|timed out"):

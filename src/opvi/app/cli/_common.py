@@ -44,19 +44,18 @@ def above_zero(text: str) -> float:
     return value
 
 
-def one_blas_thread() -> None:
-    """Let BLAS use one thread: more of them wait for small matrices, and take time from XLA's own."""
+def prepare() -> None:
+    """Raise an error with the remedy where a library of the extra `cli` is missing; let BLAS use one thread.
+
+    More threads wait for small matrices, and take time from XLA's own.
+    """
+    absent = [name for name in ("rich", "pyarrow", "jinja2", "threadpoolctl") if find_spec(name) is None]
+    if absent:
+        raise CommandError(f"this command needs {absent[0]}, which is not installed: pip install 'opvi[cli]'.")
     import scipy.linalg  # noqa: F401  # whose BLAS JAX calls; it must be loaded to be told
     from threadpoolctl import threadpool_limits
 
     threadpool_limits(limits=1)
-
-
-def check_libraries() -> None:
-    """Raise an error with the remedy where a library of the extra `cli` is not installed."""
-    absent = [name for name in ("rich", "pyarrow", "jinja2", "threadpoolctl") if find_spec(name) is None]
-    if absent:
-        raise CommandError(f"this command needs {absent[0]}, which is not installed: pip install 'opvi[cli]'.")
 
 
 @contextmanager

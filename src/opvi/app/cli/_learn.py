@@ -5,20 +5,11 @@ import shlex
 import signal
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from opvi.app.cli._common import (
-    CommandError,
-    Commands,
-    above_zero,
-    between,
-    check_libraries,
-    explained,
-    one_blas_thread,
-    positive,
-)
+from opvi.app.cli._common import CommandError, Commands, above_zero, between, explained, positive, prepare
 
 if TYPE_CHECKING:  # loading them takes a second, which `opvi --help` must not
     from opvi.app.learn import Learner, RunDirectory
@@ -85,8 +76,7 @@ def add_learn(commands: Commands) -> None:
 
 def learn(options: argparse.Namespace) -> int:
     """Learn until the source ends or a signal comes."""
-    check_libraries()
-    one_blas_thread()
+    prepare()
     from opvi.app.learn import RunDirectory, Stopped
     from opvi.app.learn._learner import Stop
     from opvi.app.learn._starting import alone
@@ -121,16 +111,12 @@ def _stopped(signal_name: str, run: "RunDirectory", again: list[str]) -> None:
 def _learn(made: "Ready", stop: "Stop", folder: Path, watch: int | None) -> None:
     from opvi.app.cli._screen import Screen
 
-    server = None
-    if watch is not None:
-        server = _served(made.learner, folder, watch)
-        made.messages.append(f"The report, live: {server.url}")
-    try:
-        with Screen(made.learner, made.messages) as screen:
-            made.learner.learn(made.source, made.first, stop, screen.show)
-    finally:
-        if server is not None:
-            server.close()
+    with ExitStack() as stack:
+        if watch is not None:
+            server = stack.enter_context(_served(made.learner, folder, watch))
+            made.messages.append(f"The report, live: {server.url}")
+        screen = stack.enter_context(Screen(made.learner, made.messages))
+        made.learner.learn(made.source, made.first, stop, screen.show)
 
 
 def _served(learner: "Learner", folder: Path, port: int) -> "Server":
@@ -156,28 +142,11 @@ def _asked(options: argparse.Namespace) -> "Asked":
     from opvi.app.learn import Settings
     from opvi.app.learn._starting import Asked
 
-    settings = Settings(
-        hidden=_widths(options.hidden),
-        particles=options.particles,
-        half_life=options.half_life,
-        memory_rows=options.memory_rows,
-        seed=options.seed,
-    )
+    given = vars(options)
+    settings, asked = ({name: given[name] for name in kind._fields if name in given} for kind in (Settings, Asked))
+    settings["hidden"] = _widths(options.hidden)
     classes = [label.strip() for label in options.classes.split(",")] if options.classes else None
-    return Asked(
-        source=options.source,
-        target=options.target,
-        task=options.task,
-        classes=classes,
-        leave_out=tuple(options.leave_out),
-        first_rows=options.first_rows,
-        format=options.format,
-        settings=settings,
-        resume=options.resume,
-        replayed=options.replayed,
-        strict=options.strict,
-        save_every=options.save_every,
-    )
+    return Asked(**{**asked, "settings": Settings(**settings), "classes": classes})
 
 
 def _widths(text: str | None) -> tuple[int, ...] | None:

@@ -4,7 +4,7 @@ import argparse
 import sys
 from pathlib import Path
 
-from opvi.app.cli._common import CommandError, Commands, check_libraries, explained, one_blas_thread
+from opvi.app.cli._common import CommandError, Commands, explained, prepare
 
 
 def add_predict(commands: Commands) -> None:
@@ -30,8 +30,7 @@ def add_predict(commands: Commands) -> None:
 
 def predict(options: argparse.Namespace) -> int:
     """Write predictions for every row of a source."""
-    check_libraries()
-    one_blas_thread()
+    prepare()
     from opvi.app.learn import RunDirectory
     from opvi.app.learn import predict as predictions
     from opvi.app.learn._predict import learnt

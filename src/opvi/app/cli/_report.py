@@ -4,7 +4,7 @@ import argparse
 import shlex
 from pathlib import Path
 
-from opvi.app.cli._common import Commands, check_libraries, explained, one_blas_thread
+from opvi.app.cli._common import Commands, explained, prepare
 
 
 def add_report(commands: Commands) -> None:
@@ -21,8 +21,7 @@ def add_report(commands: Commands) -> None:
 
 def report(options: argparse.Namespace) -> int:
     """Write the page of a run."""
-    check_libraries()
-    one_blas_thread()
+    prepare()
     from opvi.app.learn import RunDirectory, contents
     from opvi.app.learn._predict import learnt
     from opvi.app.report import page

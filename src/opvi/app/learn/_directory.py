@@ -47,12 +47,10 @@ class RunDirectory:
             )
         return path
 
-    # --- what the run is about ----------------------------------------------------------------
-
     def begin(self, about: Json) -> None:
         """Write down what was chosen: the schema, the model, the versions."""
         self.path.mkdir(parents=True, exist_ok=True)
-        self._write(ABOUT, {"format": FORMAT, **about})
+        self.write(ABOUT, {"format": FORMAT, **about})
 
     def about(self) -> Json:
         """Return what was chosen when the run began."""
@@ -82,14 +80,9 @@ class RunDirectory:
             )
         return about
 
-    def write_metrics(self, metrics: Json) -> None:
-        """Write the figures so far, for people and scripts."""
-        self._write(METRICS, metrics)
-
-    def _write(self, name: str, content: Json) -> None:
+    def write(self, name: str, content: Json) -> None:
+        """Write a file of the run, for people and scripts."""
         write_whole(self._inside(name), [json.dumps(content, indent=1, allow_nan=False).encode() + b"\n"])
-
-    # --- rejected rows ------------------------------------------------------------------------
 
     def open_rejected(self, size: int, name: str = REJECTED) -> tuple[int, int]:
         """Return the file of rejected rows, cut to its size at the checkpoint, and its size, should it be shorter."""

@@ -11,7 +11,7 @@ from typing import NamedTuple, Self
 import numpy as np
 
 from opvi.app.learn import _scores as scoring
-from opvi.app.learn._directory import RunDirectory, RunError
+from opvi.app.learn._directory import METRICS, RunDirectory, RunError
 from opvi.app.learn._model import Settings, check_columns, described, model
 from opvi.app.tables import Block, Json, Rejected, Schema, Source, cut
 from opvi.running import CheckpointError, Checkpoints, Engine, Fed
@@ -26,10 +26,6 @@ VALUE = re.compile(r"'(?:[^'\\]|\\.)*'|\"(?:[^\"\\]|\\.)*\"|-?\d[\d.,e+-]*")
 OTHER = "other reasons"
 
 Show = Callable[["Learner", float | None], None]  # called with the learner and the share of the source read
-
-
-def show_nothing(learner: "Learner", share: float | None) -> None:
-    """Show nothing."""
 
 
 class Stopped(KeyboardInterrupt):
@@ -112,7 +108,7 @@ class Learner:
             with self.pace.saving():
                 self.kept.save(self.saves + 1, {**self.tree(), "saves": self.saves + 1})
             self.saves += 1
-            self.run.write_metrics(self.metrics())
+            self.run.write(METRICS, self.metrics())
         except OSError as error:
             raise RunError(
                 f"{self.run.path} could not be written to: {error.strerror or error}. "
@@ -177,7 +173,7 @@ class Learner:
 
     # --- learning -----------------------------------------------------------------------------
 
-    def learn(self, source: Source, first: list[Block], stop: Stop, show: Show = show_nothing) -> None:
+    def learn(self, source: Source, first: list[Block], stop: Stop, show: Show = lambda *_: None) -> None:
         """Learn all rows of a source, then write a last checkpoint.
 
         Args:
@@ -212,17 +208,15 @@ class Learner:
         place, encoded = self.places[-1], self.schema.encode(block)
         written = self._set_aside(encoded.rejected, place.name)
         if encoded.y is not None:
-            self.accept(encoded.x, encoded.y)
+            self.count(self.engine.feed((encoded.x, encoded.y)))  # rows beyond full batches wait for more
         for one in encoded.rejected:
-            count_kind(self.kinds, _kind(one.reason))
+            kind = _kind(one.reason)
+            kind = kind if kind in self.kinds or len(self.kinds) < MOST_KINDS else OTHER  # one too many
+            self.kinds[kind] = self.kinds.get(kind, 0) + 1
         self._size += written
         self.rejected += len(encoded.rejected)
         self.filled += encoded.filled
         self.places[-1] = place._replace(row=block.first + block.rows)
-
-    def accept(self, x: np.ndarray, y: np.ndarray) -> None:
-        """Learn from rows, those of full batches; the rest waits for more."""
-        self.count(self.engine.feed((x, y)))
 
     def count(self, fed: Fed | None) -> None:
         """Add what was predicted for batches to the figures."""
@@ -287,12 +281,6 @@ def _kind(reason: str) -> str:
     """The reason without the value, so that like ones are counted together; the column's name stays."""
     column, mark, rest = reason.partition("': ")
     return column + mark + VALUE.sub("…", rest) if mark else VALUE.sub("…", reason)
-
-
-def count_kind(kinds: dict[str, int], kind: str, count: int = 1) -> None:
-    """Count some more of a kind; one kind too many is counted among the others."""
-    kind = kind if kind in kinds or len(kinds) < MOST_KINDS else OTHER
-    kinds[kind] = kinds.get(kind, 0) + count
 
 
 def blocks_of(source: Source, stop: Stop) -> Iterator[Block]:

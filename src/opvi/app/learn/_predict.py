@@ -102,7 +102,7 @@ def _predicted(engine: Engine, schema: Schema, x: np.ndarray, levels: tuple[floa
     if schema.task == "regression":
         names = ["mean", "sd", *(f"q{q:g}" for q in levels)]
         return dict(zip(names, engine.ask(asked, _numbers, levels)[: len(x)].T, strict=True))
-    probabilities = engine.ask(asked, _probabilities)[: len(x), : len(schema.classes)]
+    probabilities = engine.ask(asked, Predictive.probabilities)[: len(x), : len(schema.classes)]
     named = np.array(schema.classes, object)[probabilities.argmax(1)]
     return {"prediction": named, **{f"p={label}": p for label, p in zip(schema.classes, probabilities.T, strict=True)}}
 
@@ -111,7 +111,3 @@ def _numbers(predictive: Predictive, levels: tuple[float, ...]) -> Array:
     """Mean, standard deviation and quantiles, `[rows, …]`."""
     quantiles = predictive.quantile(levels) if levels else ()
     return jnp.stack([predictive.mean(), predictive.sd(), *quantiles], 1)
-
-
-def _probabilities(predictive: Predictive) -> Array:
-    return predictive.probabilities()

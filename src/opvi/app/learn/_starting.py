@@ -48,10 +48,8 @@ def alone(run: RunDirectory, asked: Asked, stop: Stop) -> Iterator[Ready]:
     """A run of this process, locked against others; its source is closed at the end."""
     with run.checkpoints as kept:
         made = ready(run, kept, asked, stop)
-        try:
+        with made.source:
             yield made
-        finally:
-            made.source.close()
 
 
 def ready(run: RunDirectory, kept: Checkpoints, asked: Asked, stop: Stop) -> Ready:

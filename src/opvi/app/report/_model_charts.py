@@ -4,21 +4,8 @@ import math
 
 import numpy as np
 
-from opvi.app.report._charts import (
-    SERIES,
-    WIDE,
-    Chart,
-    Figure,
-    Range,
-    Shape,
-    circle,
-    intervals,
-    mark,
-    path,
-    sample,
-    spanned,
-    words,
-)
+from opvi.app.report import _charts as charts
+from opvi.app.report._charts import SERIES, WIDE, Chart, Figure, Range, Shape
 from opvi.app.report._contents import Contents, Effect, Projection
 from opvi.app.report._words import counted, number, percent, short
 
@@ -26,9 +13,6 @@ SMALL = (255.0, 165.0)  # width and height of an effect
 MOST = 48  # effects shown
 MOST_LEVELS = 12  # of a text column
 MOST_COEFFICIENTS, MOST_LISTED = 30, 500
-
-
-# --- effects --------------------------------------------------------------------------------------
 
 
 def effects(contents: Contents) -> tuple[list[Figure], list[tuple[str, Shape]]]:
@@ -40,7 +24,7 @@ def effects(contents: Contents) -> tuple[list[Figure], list[tuple[str, Shape]]]:
     bounds = _scale(ordered, classes)
     says = "probability" if classes else short(contents.target, 24)
     lines = ordered[0].lines if classes else ()
-    legend = [(short(name, 60), sample(f"line {SERIES[i % len(SERIES)]}")) for i, name in enumerate(lines)]
+    legend = [(short(name, 60), charts.sample(f"line {SERIES[i % len(SERIES)]}")) for i, name in enumerate(lines)]
     return [_effect(effect, bounds, says, classes) for effect in ordered[:MOST]], legend
 
 
@@ -53,7 +37,7 @@ def _scale(ordered: list[Effect], classes: bool) -> Range:
         return 0.0, 1.0
     room = max(2.0 * float(means.max() - means.min()), 1e-9 * float(np.abs(means).max()))
     bands = bands[(bands > means.min() - room) & (bands < means.max() + room)]
-    return spanned(means, bands, least=0.0, most=1.0) if classes else spanned(means, bands)
+    return charts.spanned(means, bands, least=0.0, most=1.0) if classes else charts.spanned(means, bands)
 
 
 def _effect(effect: Effect, bounds: Range, unit: str, classes: bool) -> Figure:
@@ -72,32 +56,29 @@ def _levels(effect: Effect, bounds: Range, unit: str, title: str, says: str, cla
         order = np.concatenate([order[: MOST_LEVELS // 2], order[-MOST_LEVELS // 2 :]])
     rows = [[(float(m), float(low), float(high)) for m, low, high in each[:, :, i].T] for i in order]
     names = [str(effect.values[i]) for i in order]
-    return intervals(title, says, names, rows, width=SMALL[0], x_range=bounds, across=unit, shares=classes)
+    return charts.intervals(title, says, names, rows, width=SMALL[0], x_range=bounds, across=unit, shares=classes)
 
 
 def _numbers(effect: Effect, bounds: Range, unit: str, title: str, says: str, classes: bool) -> Chart:
     x = np.asarray(effect.values, float)
     right = 64.0 if effect.missing else 14.0
-    across = spanned(x, margin=0.02)
+    across = charts.spanned(x, margin=0.02)
     chart = Chart(title, says, across, bounds, size=SMALL, shares=classes, right=right, bottom=24)
     chart.axes("", unit, x_ticks=4)
     for class_, mean, low, high in zip(SERIES, effect.mean, effect.low, effect.high, strict=False):
         chart.band(x, low, high, class_)
         chart.line(x, mean, class_)
     for place in (chart.x(value) for value in effect.seen if math.isfinite(value)):
-        chart.inside.append(path([(place, chart.floor - 5), (place, chart.floor)], "rug"))
+        chart.inside.append(charts.path([(place, chart.floor - 5), (place, chart.floor)], "rug"))
     if effect.missing:
-        chart.around.append(words(SMALL[0] - 28, chart.floor + 17, "missing", "tick"))
+        chart.around.append(charts.words(SMALL[0] - 28, chart.floor + 17, "missing", "tick"))
     for index, triple in enumerate(effect.missing):
         class_, at = SERIES[index % len(SERIES)], SMALL[0] - 30 + 4 * index
         if all(math.isfinite(v) for v in triple):
             middle, bottom, top = (chart.y(min(max(v, bounds[0]), bounds[1])) for v in triple)
-            chart.around.append(path([(at, bottom), (at, top)], f"whisker {class_}"))
-            chart.around.append(circle(at, middle, 3.5, f"dot {class_}", "missing"))
+            chart.around.append(charts.path([(at, bottom), (at, top)], f"whisker {class_}"))
+            chart.around.append(charts.circle(at, middle, 3.5, f"dot {class_}", "missing"))
     return chart
-
-
-# --- particles ------------------------------------------------------------------------------------
 
 
 def posterior(projection: Projection | None) -> list[Figure]:
@@ -113,7 +94,7 @@ def _particles(projection: Projection) -> Figure:
     groups = list(dict.fromkeys(projection.groups))
     near = _near(points, weights)
     says = f"{counted(len(points), 'particle', 'particles')} in {counted(len(groups), 'group', 'groups')}."
-    ranges = spanned(points[near, 0], margin=0.1), spanned(points[near, 1], margin=0.1)
+    ranges = charts.spanned(points[near, 0], margin=0.1), charts.spanned(points[near, 1], margin=0.1)
     chart = Chart("Particles in the plane", says, *ranges, size=(WIDE, 320))
     chart.one_scale()
     first, second = projection.explained
@@ -122,8 +103,8 @@ def _particles(projection: Projection) -> Figure:
     for i in np.flatnonzero(near).tolist():
         group, size = projection.groups[i], 2.5 + 6 * math.sqrt(max(weights[i], 0) / largest)
         tip = f"{short(group, 60)}: weight {percent(weights[i])}"
-        chart.around.append(mark(groups.index(group), chart.x(points[i, 0]), chart.y(points[i, 1]), size, tip))
-    legend = [(short(group, 40), mark(i, 13, 6, 4.5, "")) for i, group in enumerate(groups)]
+        chart.around.append(charts.mark(groups.index(group), chart.x(points[i, 0]), chart.y(points[i, 1]), size, tip))
+    legend = [(short(group, 40), charts.mark(i, 13, 6, 4.5, "")) for i, group in enumerate(groups)]
     caption = (
         "Each mark is a particle, that is one whole model. Marks close together predict alike on a sample of rows, far "
         "apart they disagree: the distance is the typical difference. Large marks have more say in the prediction. The "
@@ -150,13 +131,13 @@ def _coefficients(projection: Projection) -> Figure:
     ordered = sorted(projection.coefficients, key=lambda c: -abs(np.nan_to_num(c.mean)))
     shown = ordered[:MOST_COEFFICIENTS]
     title = "Weights of the linear model"
-    chart = intervals(
+    chart = charts.intervals(
         title,
         f"The {len(shown)} largest weights with 90 % intervals.",
         [c.name for c in shown],
         [[(c.mean, c.low, c.high)] for c in shown],
         width=WIDE,
-        x_range=spanned([c.mean for c in shown], [c.low for c in shown], [c.high for c in shown], [0.0]),
+        x_range=charts.spanned([c.mean for c in shown], [c.low for c in shown], [c.high for c in shown], [0.0]),
         across=short(projection.unit, 50),
         zero=True,
     )

@@ -8,10 +8,9 @@ import math
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
-from opvi.app.report._calibration_charts import calibration
 from opvi.app.report._contents import Contents, calibration_error
 from opvi.app.report._model_charts import effects, posterior
-from opvi.app.report._stream_charts import learning
+from opvi.app.report._prediction_charts import calibration, learning
 from opvi.app.report._words import clean, counted, number, percent, short
 
 MOST_REASONS, MOST_ALARMS = 30, 50  # listed

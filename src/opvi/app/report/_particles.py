@@ -5,8 +5,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from opvi.app.report._contents import Coefficient, Projection
-from opvi.app.report._effects import BAND, spread_out
-from opvi.app.report._members import ROWS, confirmed, innermost, said
+from opvi.app.report._effects import BAND, ROWS, confirmed, innermost, said, spread_out
 from opvi.filters._covariance import variances
 from opvi.tracking._layers import RELU, SINE, TANH
 from opvi.tracking._regressor import Regressor, RegressorState
@@ -68,9 +67,6 @@ def plane(values: np.ndarray, weights: np.ndarray) -> tuple[np.ndarray, tuple[fl
     return points, (float(shares[0]), float(shares[1]))
 
 
-# --- regression -------------------------------------------------------------------------------------
-
-
 def _line(sampler: Regressor, state: RegressorState, features: Sequence[str]) -> list[Coefficient]:
     """Of the particles' weights and covariances together, in units of y."""
     w = np.asarray(state.particles, float)
@@ -80,9 +76,6 @@ def _line(sampler: Regressor, state: RegressorState, features: Sequence[str]) ->
     sd = np.sqrt((share * (np.maximum(own, 0) + (w - mean) ** 2)).sum(0))
     unit = float(divisor(state.scale)[-1])
     return _named(features, unit * mean[:-1], unit * sd[:-1])
-
-
-# --- classification ---------------------------------------------------------------------------------
 
 
 def _groups(state: Tree, count: int) -> list[str]:

@@ -6,7 +6,6 @@ import threading
 from collections.abc import Callable
 from http.server import BaseHTTPRequestHandler
 from socketserver import ThreadingTCPServer
-from typing import Self
 
 LOOPBACK = "127.0.0.1"
 # Only names of this computer: a foreign site whose name was made to point here must not read the page.
@@ -23,33 +22,28 @@ HEADERS = {
 PATIENCE = 10.0  # seconds for a browser to ask and to read
 
 
-class Server:
+class Server(ThreadingTCPServer):
     """A running server: `url` to open, `close()` to end it."""
 
-    def __init__(self, inner: ThreadingTCPServer):
-        self._inner = inner
-        self.port: int = inner.server_address[1]
+    daemon_threads = True
+    allow_reuse_address = True  # a port that was just given up can be used again at once
+
+    def __init__(self, port: int, handler: type[BaseHTTPRequestHandler]):
+        super().__init__((LOOPBACK, port), handler)
+        self.port: int = self.server_address[1]
         self.url = f"http://{LOOPBACK}:{self.port}/"
-        self._thread = threading.Thread(target=inner.serve_forever, args=(0.1,), name="opvi-report", daemon=True)
+        self._thread = threading.Thread(target=self.serve_forever, args=(0.1,), name="opvi-report", daemon=True)
         self._thread.start()
 
     def close(self) -> None:
         """Stop answering and free the port; a second time it does nothing."""
         if self._thread.is_alive():
-            self._inner.shutdown()
+            self.shutdown()
             self._thread.join()
-        self._inner.server_close()
-
-    def __enter__(self) -> Self:
-        return self
+        self.server_close()
 
     def __exit__(self, *_: object) -> None:
         self.close()
-
-
-class _Inner(ThreadingTCPServer):
-    daemon_threads = True
-    allow_reuse_address = True  # a port that was just given up can be used again at once
 
     def handle_error(self, *_: object) -> None:
         """A browser that hangs up is none of the learner's business."""
@@ -68,7 +62,7 @@ def serve(make_page: Callable[[], str], port: int = 0) -> Server:
     if isinstance(port, bool) or not isinstance(port, int) or not 0 <= port <= 65535:
         raise ValueError(f"`port` is {port!r}, but must be a whole number from 0 (any that is free) to 65535.")
     try:
-        return Server(_Inner((LOOPBACK, port), _handler(make_page)))
+        return Server(port, _handler(make_page))
     except OSError as error:
         if error.errno == errno.EADDRINUSE:
             why = "another program listens there"

@@ -1,7 +1,6 @@
 """What readers hand on: blocks of raw rows, rows that were rejected, and the limits that keep memory bounded."""
 
-from collections.abc import Iterator
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import numpy as np
 import pyarrow as pa
@@ -45,22 +44,6 @@ class Block(NamedTuple):
         if not self.malformed:
             return out
         return np.delete(out, [rejected.row - self.first for rejected in self.malformed])
-
-
-class Reader(Protocol):
-    """The rows of one format, in order, once."""
-
-    columns: list[str]
-
-    @property
-    def share(self) -> float | None:
-        """The share of the source read so far; None where its size is not known."""
-
-    def blocks(self, skip: int, columns: list[str] | None) -> Iterator[Block]:
-        """Return the blocks from the one on that holds row `skip`; of all columns if `columns` is None."""
-
-    def close(self) -> None:
-        """Close what the reader opened itself."""
 
 
 def cut(block: Block, start: int, stop: int) -> Block:

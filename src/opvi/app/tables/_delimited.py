@@ -10,7 +10,7 @@ import pyarrow as pa
 from pyarrow import csv
 
 from opvi.app.tables._block import MOST_COLUMNS, Block, Rejected, TableError, quoted, shown
-from opvi.app.tables._feeds import Feed
+from opvi.app.tables._feeds import Feed, Reader
 from opvi.app.tables._lines import Grammar, Records, csv_records, whole_lines
 
 BOM = b"\xef\xbb\xbf"  # some programs write it before UTF-8
@@ -21,7 +21,7 @@ MARKS = ["".join(letters) for word in sorted(MISSING) for letters in product(*({
 NUMBER = re.compile(r"\s*[+-]?(?:\d+\.?\d*|\.\d+)(?:[eE][+-]?\d+)?\s*", re.ASCII)
 
 
-class Delimited:
+class Delimited(Reader):
     """The rows of a CSV file or pipe after its header."""
 
     def __init__(self, feed: Feed, pieces: Iterator[bytes], delimiter: str | None):
@@ -78,14 +78,6 @@ class Delimited:
         refuse_duplicates(names, self.feed.name)
         return names
 
-    @property
-    def share(self) -> float | None:
-        """The share of the bytes read so far."""
-        return self.feed.share
-
-    def close(self) -> None:
-        """Nothing: the feed closes the file."""
-
     def blocks(self, skip: int, columns: list[str] | None) -> Iterator[Block]:
         """Blocks of text; the first `skip` rows are not parsed."""
         wanted = range(len(self.columns)) if columns is None else [self.columns.index(name) for name in columns]
@@ -120,17 +112,12 @@ class Delimited:
             ),
         )
         if uneven:
-            places = _places(records)
+            bad = {at for at, _, _ in records.bad}
+            places = [at for at in range(records.rows) if at not in bad]  # of the records that stand in the text
             malformed += [Rejected(first + places[at], reason, text) for at, reason, text in uneven]
             malformed.sort()
         arrays = {self.columns[i]: table.column(names[i]).combine_chunks() for i in wanted}
         return Block(arrays, first, records.rows, malformed)
-
-
-def _places(records: Records) -> list[int]:
-    """Positions of the records that stand in the text, among all of the rows."""
-    bad = {at for at, _, _ in records.bad}
-    return [at for at in range(records.rows) if at not in bad]
 
 
 def _delimiter(header: bytes) -> str:

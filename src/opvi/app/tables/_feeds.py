@@ -13,7 +13,7 @@ from typing import IO, cast
 
 import pyarrow as pa
 
-from opvi.app.tables._block import PIECE, TableError
+from opvi.app.tables._block import PIECE, Block, TableError
 
 GZIP, ZSTD = b"\x1f\x8b", b"\x28\xb5\x2f\xfd"  # how such files begin
 BEGINNING = 1 << 16  # bytes that the fingerprint covers
@@ -132,7 +132,7 @@ class Feed:
             except (OSError, zlib.error) as error:
                 if "runcated" in str(error):
                     raise TableError(self._truncated()) from None
-                raise TableError(f"{self.name} is damaged after {self._where()}: {error}.") from None
+                raise TableError(f"{self.name} is damaged after {self.position:,} bytes: {error}.") from None
             if not piece:
                 return
             yield piece
@@ -155,13 +155,10 @@ class Feed:
         if held:
             yield b"".join(held)
 
-    def _where(self) -> str:
-        return f"{self.position:,} bytes"
-
     def _truncated(self) -> str:
         return (
-            f"{self.name} ends in the middle of its compressed data, after {self._where()}: it was cut off. What came "
-            "before was read. Get the whole file, then resume from there."
+            f"{self.name} ends in the middle of its compressed data, after {self.position:,} bytes: it was cut off. "
+            "What came before was read. Get the whole file, then resume from there."
         )
 
     def fingerprint(self, count: int | None = None) -> str | None:
@@ -171,6 +168,25 @@ class Feed:
         count = min(self.size, BEGINNING) if count is None else count
         with Path(self.path).open("rb") as file:
             return f"{count:x}-{hashlib.sha256(file.read(count)).hexdigest()}"
+
+
+class Reader:
+    """The rows of one format, in order, once."""
+
+    feed: Feed
+    columns: list[str]
+
+    @property
+    def share(self) -> float | None:
+        """The share of the source read so far; None where its size is not known."""
+        return self.feed.share
+
+    def blocks(self, skip: int, columns: list[str] | None) -> Iterator[Block]:
+        """Return the blocks from the one on that holds row `skip`; of all columns if `columns` is None."""
+        raise NotImplementedError
+
+    def close(self) -> None:
+        """Close what the reader opened itself; the feed closes its own file."""
 
 
 class _Raw:

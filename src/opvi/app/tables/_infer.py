@@ -197,7 +197,10 @@ def _task(first: First, task: str, classes: Sequence[str] | None, notes: list[st
         raise TableError(f"{where} has no value among the first rows, or holds lists or objects. Choose another.")
     if classes is not None and task != "regression":
         labels, given = _given(classes, where)
-        _compare(first, labels, given, where, notes)
+        parts = [labels_of(array, labels, given) for array in first.arrays]
+        other = np.concatenate([(codes < 0) & ~missing for codes, missing in parts])
+        if other.any():
+            notes.append(f"{where}: {other.sum():,} of the first rows hold none of the classes given, and are rejected")
         return "classification", labels, given
     numeric = first.kind == "number"
     values = first.values("number") if numeric else None
@@ -205,7 +208,8 @@ def _task(first: First, task: str, classes: Sequence[str] | None, notes: list[st
     whole = numeric and len(data) <= WHOLE_CLASSES and (data == np.floor(data)).all()
     if task == "regression" or (task == "auto" and numeric and not whole):
         if not numeric:
-            raise TableError(f"{where} holds {_holds(first)}, but regression needs numbers. Use task classification.")
+            held = {"boolean": "truth values", "date": "dates"}.get(first.kind, "text")
+            raise TableError(f"{where} holds {held}, but regression needs numbers. Use task classification.")
         _refuse_single([label(value) for value in data.tolist()], where)
         return "regression", "number", []
     if task == "auto" and first.kind == "date":
@@ -248,14 +252,6 @@ def _given(classes: Sequence[str], where: str) -> tuple[str, list[str]]:
     return labels, names
 
 
-def _compare(first: First, labels: str, classes: list[str], where: str, notes: list[str]) -> None:
-    """The classes that the user named, held against the first rows."""
-    parts = [labels_of(array, labels, classes) for array in first.arrays]
-    other = np.concatenate([(codes < 0) & ~missing for codes, missing in parts])
-    if other.any():
-        notes.append(f"{where}: {other.sum():,} of the first rows hold none of the classes given, and are rejected")
-
-
 def _refuse_single(found: list[str], where: str) -> None:
     if len(found) < 2:
         only = f"only the value {quoted(found[0])}" if found else "no sound value"
@@ -263,10 +259,6 @@ def _refuse_single(found: list[str], where: str) -> None:
             f"{where} has {only} among the first rows, but there is nothing to learn without 2. Shuffle the rows, name "
             "the classes, or choose another column."
         )
-
-
-def _holds(first: First) -> str:
-    return {"boolean": "truth values", "date": "dates"}.get(first.kind, "text")
 
 
 def _schema(target: str, task: str, classes: list[str], labels: str, columns: list[Column], notes: list[str]) -> Schema:

@@ -9,9 +9,10 @@ import numpy as np
 import pyarrow as pa
 
 from opvi.app.tables._block import CELLS, MOST_COLUMNS, ROWS, Block, Rejected, TableError, quoted, shown
-from opvi.app.tables._feeds import Feed
+from opvi.app.tables._feeds import Feed, Reader
 from opvi.app.tables._lines import TOO_LONG, whole_lines
 
+Texts = dict[str, list[str | None]]  # of the columns, by their names
 WORDS = {True: "true", False: "false"}
 
 
@@ -19,7 +20,7 @@ class BadLineError(ValueError):
     """A line that is not a row; the message is the reason."""
 
 
-class JsonLines:
+class JsonLines(Reader):
     """The rows of a file or pipe of JSON lines. `columns` are the keys of the lines that came first."""
 
     def __init__(self, feed: Feed, pieces: Iterator[bytes]):
@@ -43,14 +44,6 @@ class JsonLines:
                 known.update(dict.fromkeys(block.columns))
             self.columns = list(known)
 
-    @property
-    def share(self) -> float | None:
-        """The share of the bytes read so far."""
-        return self.feed.share
-
-    def close(self) -> None:
-        """Nothing: the feed closes the file."""
-
     def blocks(self, skip: int, columns: list[str] | None) -> Iterator[Block]:
         """Blocks of text; the first `skip` rows are not parsed."""
         wanted = None if columns is None else frozenset(columns)
@@ -73,7 +66,7 @@ class JsonLines:
 
 def _parse(text: bytes, first: int, wanted: frozenset[str] | None) -> Iterator[Block]:
     """Blocks of whole lines, smaller ones where many columns make rows wide."""
-    columns: dict[str, list[str | None]] = {}
+    columns: Texts = {}
     nested: dict[str, list[int]] = {}
     malformed: list[Rejected] = []
     good = rows = 0
@@ -107,12 +100,7 @@ def _parse(text: bytes, first: int, wanted: frozenset[str] | None) -> Iterator[B
 
 
 def _block(
-    columns: dict[str, list[str | None]],
-    first: int,
-    rows: int,
-    good: int,
-    malformed: list[Rejected],
-    nested: dict[str, list[int]],
+    columns: Texts, first: int, rows: int, good: int, malformed: list[Rejected], nested: dict[str, list[int]]
 ) -> Block:
     for values in columns.values():
         values.extend([None] * (good - len(values)))

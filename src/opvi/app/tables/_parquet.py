@@ -9,21 +9,13 @@ from pyarrow import parquet
 
 from opvi.app.tables._block import CELLS, MOST_COLUMNS, PIECE, ROWS, Block, Rejected, TableError, quoted
 from opvi.app.tables._delimited import refuse_duplicates
-from opvi.app.tables._feeds import Feed
+from opvi.app.tables._feeds import Feed, Reader
 
 LARGEST_FOOTER = 1 << 24  # bytes of one text, and things in one list, of a file's description
-TEXTS = (
-    pa.types.is_string,
-    pa.types.is_large_string,
-    pa.types.is_binary,
-    pa.types.is_large_binary,
-    pa.types.is_fixed_size_binary,
-    pa.types.is_string_view,
-    pa.types.is_binary_view,
-)
+TEXTS = (pa.string(), pa.large_string(), pa.string_view(), pa.binary(), pa.large_binary(), pa.binary_view())
 
 
-class Parquet:
+class Parquet(Reader):
     """The rows of a Parquet file. Columns of lists, structures and maps are named, but not read."""
 
     def __init__(self, feed: Feed):
@@ -115,7 +107,7 @@ def _block(batch: pa.RecordBatch, first: int, nested: list[str]) -> Block:
 def is_text(kind: pa.DataType) -> bool:
     """Whether a column of this type holds text, or bytes that may be text."""
     kind = kind.value_type if pa.types.is_dictionary(kind) else kind
-    return any(test(kind) for test in TEXTS)
+    return kind in TEXTS or pa.types.is_fixed_size_binary(kind)
 
 
 def as_strings(array: pa.Array) -> tuple[pa.Array, np.ndarray]:

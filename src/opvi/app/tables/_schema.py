@@ -120,13 +120,8 @@ class Schema(NamedTuple):
         keep = np.ones(len(numbers), bool)
         keep[list(reasons)] = False
         refused = [Rejected(int(numbers[i]), reason, _spell(block, i)) for i, reason in reasons.items()]
-        return Encoded(
-            x[keep],
-            None if y is None else y[keep],
-            numbers[keep],
-            sorted([*block.malformed, *refused]),
-            int(gaps[keep].sum()),
-        )
+        rejected, y = sorted([*block.malformed, *refused]), None if y is None else y[keep]
+        return Encoded(x[keep], y, numbers[keep], rejected, int(gaps[keep].sum()))
 
     def _target(self, block: Block, rows: int, reasons: dict[int, str]) -> np.ndarray:
         """Targets of all rows; what stands at those with a reason means nothing."""

@@ -2,24 +2,18 @@
 
 import os
 from collections.abc import Iterator
+from itertools import chain
 from pathlib import Path
 
-from opvi.app.tables._block import ROWS, Block, Reader, TableError, cut, quoted
+from opvi.app.tables._block import ROWS, Block, TableError, cut, quoted
 from opvi.app.tables._delimited import Delimited
-from opvi.app.tables._feeds import GZIP, ZSTD, Feed
+from opvi.app.tables._feeds import GZIP, ZSTD, Feed, Reader
 from opvi.app.tables._jsonlines import JsonLines
 from opvi.app.tables._parquet import Parquet
+from opvi.app.tables._writing import WRITTEN
 
 FORMATS = ("csv", "tsv", "jsonl", "parquet")
-ENDINGS = {
-    ".csv": "csv",
-    ".tsv": "tsv",
-    ".jsonl": "jsonl",
-    ".ndjson": "jsonl",
-    ".json": "jsonl",
-    ".parquet": "parquet",
-    ".pq": "parquet",
-}
+ENDINGS = {**WRITTEN, ".tsv": "tsv", ".json": "jsonl"}
 
 
 class Source:
@@ -130,14 +124,8 @@ def _by_content(pieces: Iterator[bytes]) -> tuple[Iterator[bytes], str]:
         if len(head.lstrip()) >= 4:
             break
     begin = head.removeprefix(b"\xef\xbb\xbf").lstrip()
-
-    def again() -> Iterator[bytes]:
-        if head:
-            yield head
-        yield from pieces
-
     kind = "parquet" if head.startswith(b"PAR1") else "jsonl" if begin.startswith((b"{", b"[")) else "csv"
-    return again(), kind
+    return chain([head] if head else [], pieces), kind
 
 
 def named(columns: list[str]) -> str:

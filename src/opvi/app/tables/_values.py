@@ -58,7 +58,7 @@ def as_booleans(array: pa.Array) -> Values:
     if pa.types.is_dictionary(array.type):
         return _taken(as_booleans(array.dictionary), array.indices, np.nan)
     if pa.types.is_string(array.type):
-        return _singly(array, _truth, np.nan)
+        return _singly(array, lambda text: TRUTH[text.lower()], np.nan)
     values = as_numbers(array)
     bad = ~values.missing & ~np.isin(values.data, (0.0, 1.0))
     return Values(np.where(bad, np.nan, values.data), values.missing, values.bad | bad)
@@ -183,7 +183,7 @@ def _singly(array: pa.Array, parse: Callable[[str], float], blank: float) -> Val
             continue
         try:
             data[place] = parse(text)
-        except (ValueError, OverflowError):
+        except (ValueError, OverflowError, KeyError):
             bad[place] = True
     return Values(data, missing, bad)
 
@@ -192,13 +192,6 @@ def _number(text: str) -> float:
     if not (NUMBER.fullmatch(text) or INFINITE.fullmatch(text)):
         raise ValueError
     return float(text)
-
-
-def _truth(text: str) -> float:
-    try:
-        return TRUTH[text.lower()]
-    except KeyError:
-        raise ValueError from None
 
 
 def _date(text: str) -> int:

@@ -68,21 +68,18 @@ class Writer:
         """Write some rows: names to arrays of numbers (NaN is written as a gap) or lists of strings."""
         table = pa.table({name: _array(values) for name, values in columns.items()})
         with self._errors():
-            self._write(table)
-
-    def _write(self, table: pa.Table) -> None:
-        if self.format == "parquet":
-            self._parquet = self._parquet or pyarrow.parquet.ParquetWriter(self._file, table.schema)
-            self._parquet.write_table(table)
-        elif self.format == "csv":
-            options = pyarrow.csv.WriteOptions(include_header=not self._begun)
-            pyarrow.csv.write_csv(table, self._file, options)
-        else:
-            lines = (json.dumps(row, ensure_ascii=False) for row in table.to_pylist())
-            self._file.write("".join(line + "\n" for line in lines).encode())
-        self._begun = True
-        if self.path == "-":
-            self._file.flush()
+            if self.format == "parquet":
+                self._parquet = self._parquet or pyarrow.parquet.ParquetWriter(self._file, table.schema)
+                self._parquet.write_table(table)
+            elif self.format == "csv":
+                options = pyarrow.csv.WriteOptions(include_header=not self._begun)
+                pyarrow.csv.write_csv(table, self._file, options)
+            else:
+                lines = (json.dumps(row, ensure_ascii=False) for row in table.to_pylist())
+                self._file.write("".join(line + "\n" for line in lines).encode())
+            self._begun = True
+            if self.path == "-":
+                self._file.flush()
 
     def __exit__(self, kind: type | None, error: BaseException | None, trace: TracebackType | None) -> None:
         try:
