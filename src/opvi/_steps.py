@@ -179,16 +179,19 @@ def weigh(
     scored = score(target, particles, batch)
     kappa = scale(clock.batch_rows, clock.seen_rows)
     eta = at_round(prior_weight, clock.t)
-    rows = row_densities(scored.log_likelihood)
     scores = kappa * scored.likelihood + eta * scored.prior
-    return Weighed(scores, mean_over(batch, rows), Predicted(rows))
+    return Weighed(scores, *predicted_rows(batch, scored.log_likelihood))
 
 
-def row_densities(log_likelihood: Array) -> Array:
-    """Return the log predictive density of each row, from each particle's `[n, B]`; NaN for all where one is NaN."""
+def predicted_rows(batch: Batch, log_likelihood: Array) -> tuple[Scalar, Predicted]:
+    """Return the log predictive density of the rows, from each particle's `[n, B]`: its mean, and that of each row.
+
+    It is NaN for all where one is NaN.
+    """
     rows = logsumexp(log_likelihood, axis=0) - math.log(len(log_likelihood))
     # Asked for by name: XLA's fused exponential on a CPU can turn a NaN into a number.
-    return jnp.where(jnp.isnan(log_likelihood).any(), jnp.nan, rows)
+    rows = jnp.where(jnp.isnan(log_likelihood).any(), jnp.nan, rows)
+    return mean_over(batch, rows), Predicted(rows)
 
 
 def mean_over(batch: Batch, rows: Array) -> Scalar:
@@ -196,14 +199,16 @@ def mean_over(batch: Batch, rows: Array) -> Scalar:
     return (rows * batch.weight).sum() / jnp.maximum(batch.weight.sum(), 1e-30)
 
 
-def keep_if_finite(new: Kept, old: Kept, particles: Particles, log_predictive: Scalar) -> tuple[Kept, Array]:
-    """Return the new state, or the old one where the new particles are not finite; and whether they were.
+def keep_if_finite(new: Kept, old: Kept, moved: Tree, log_predictive: Scalar) -> tuple[Kept, Array]:
+    """Return the new state, or the old one where an array of `moved` is not finite; and whether they all were.
 
     A NaN among the batch's log densities counts as well: it may leave the gradient finite, and wrong.
     """
     # A sum of squares is NaN or infinite as soon as one number is (or is above 1e19, which is as lost), and
     # on a CPU several times faster to reduce than a matrix of truth values.
-    finite = jnp.isfinite((particles**2).sum()) & ~jnp.isnan(log_predictive)
+    finite = ~jnp.isnan(log_predictive)
+    for leaf in jax.tree.leaves(moved):
+        finite &= jnp.isfinite((leaf**2).sum())
     return jax.tree.map(lambda a, b: jnp.where(finite, a, b), new, old), finite
 
 

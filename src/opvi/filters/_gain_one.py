@@ -6,13 +6,13 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 
-from opvi._steps import StepInfo, TargetSampler, compiled, mean_over, root_mean_square, row_densities, tick
+from opvi._steps import StepInfo, TargetSampler, compiled, keep_if_finite, predicted_rows, root_mean_square, tick
 from opvi.filters._covariance import exactly
 from opvi.filters._surrogates import positive
 from opvi.filters._whitening import some
 from opvi.flows.kernels import centred, squared_distances
 from opvi.targets import Target, cast, check_batch
-from opvi.types import Array, Batch, Key, Particles, Predicted, Start
+from opvi.types import Array, Batch, Key, Particles, Start
 
 FLAT = 1e-6  # a prior's smallest precision, as a share of the starting particles'
 WORTH_OF_PRIOR = 0.1  # rows, where a batch is cut into parts that sharpen the posterior alike
@@ -93,19 +93,17 @@ def _step(sampler: GainOne, key: Key, state: GainOneState, batch: Batch) -> tupl
     batch = cast(batch, x.dtype)
     check_batch(target, x[0], batch)
     clock = tick(state, batch)
-    densities = row_densities(jax.vmap(lambda v: target.log_likelihood(target.unravel(v), batch.data))(x))
-    log_predictive = mean_over(batch, densities)
+    log_predictive, predicted = predicted_rows(
+        batch, jax.vmap(lambda v: target.log_likelihood(target.unravel(v), batch.data))(x)
+    )
     # Parts grow geometrically: each sharpens the posterior in the same proportion.
     before = state.worth + WORTH_OF_PRIOR
     growth = (before + batch.weight.sum()) / before
     edges = (growth ** jnp.linspace(0, 1, sampler.substeps + 1, dtype=x.dtype) - 1) / jnp.maximum(growth - 1, 1e-30)
     new, _ = jax.lax.scan(lambda state, share: (_part(sampler, state, batch, share), None), state, jnp.diff(edges))
-    finite = ~jnp.isnan(log_predictive)
-    for leaf in (new.particles, new.information):
-        finite &= jnp.isfinite((leaf**2).sum())
-    new = jax.tree.map(lambda a, b: jnp.where(finite, a, b), new, state)
+    new, finite = keep_if_finite(new, state, (new.particles, new.information), log_predictive)
     drift = root_mean_square(new.particles - x)
-    info = StepInfo(clock.rows, log_predictive, drift, finite, Predicted(densities))
+    info = StepInfo(clock.rows, log_predictive, drift, finite, predicted)
     return new._replace(round=clock.round, rows=clock.rows), info
 
 

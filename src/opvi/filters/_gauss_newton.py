@@ -8,14 +8,14 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from opvi._steps import Clock, StepInfo, TargetSampler, compiled, mean_over, root_mean_square, row_densities, tick
+from opvi._steps import Clock, StepInfo, TargetSampler, compiled, predicted_rows, root_mean_square, tick
 from opvi.filters import _covariance as covariance
 from opvi.filters import _kalman as kalman
 from opvi.filters._blocks import Blocks, within
 from opvi.filters._covariance import Covariance, exactly
 from opvi.predictive import Distribution, Normal
 from opvi.targets import Target, cast, check_batch
-from opvi.types import Array, Batch, Data, Key, Particles, Predicted, Schedule, Start, Tree, at_round
+from opvi.types import Array, Batch, Data, Key, Particles, Schedule, Start, Tree, at_round
 
 MEMORY_OF_ERRORS = 20.0  # rounds over which a particle's squared prediction error is averaged
 
@@ -117,8 +117,7 @@ def _step(sampler: GaussNewton, key: Key, state: GaussNewtonState, batch: Batch)
     clock = tick(state, batch)
     x, y = batch.data
     dist = jax.vmap(lambda v: _distribution(target, v, x))(w)
-    densities = row_densities(jax.vmap(lambda p: p.log_density(y))(dist))
-    log_predictive = mean_over(batch, densities)
+    log_predictive, predicted = predicted_rows(batch, jax.vmap(lambda p: p.log_density(y))(dist))
     error = state.error
     if isinstance(dist, Normal) and sampler.noise is not None:
         error = _running_error(dist, error, batch, clock)
@@ -134,7 +133,7 @@ def _step(sampler: GaussNewton, key: Key, state: GaussNewtonState, batch: Batch)
     largest = sampler.largest_growth * _prior(target, blocks, w)
     done = kalman.absorb(state.past, new, move, _gamma(sampler, batch, clock), largest, trusted)
     move = blocks.scatter(done.move)
-    info = StepInfo(clock.rows, log_predictive, root_mean_square(move), done.good.all(), Predicted(densities))
+    info = StepInfo(clock.rows, log_predictive, root_mean_square(move), done.good.all(), predicted)
     error = jnp.where(done.good, error, state.error)
     return GaussNewtonState(w + move, done.past, error, clock.round, clock.rows), info
 

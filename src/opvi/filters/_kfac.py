@@ -11,23 +11,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from opvi._steps import PARTICLES, StepInfo, TargetSampler, compiled, mean_over, root_mean_square, row_densities, tick
+from opvi._steps import PARTICLES, StepInfo, TargetSampler, compiled, predicted_rows, root_mean_square, tick
 from opvi.filters._covariance import exactly
 from opvi.predictive import Predictive, predict
-from opvi.targets import (
-    Architecture,
-    Layer,
-    Passed,
-    Target,
-    activation_and_slope,
-    as_particles,
-    backward,
-    cast,
-    check_batch,
-    draw,
-    forward,
-)
-from opvi.types import Array, Batch, Key, Particles, Predicted, Scalar, Start, State, Tree
+from opvi.targets import Architecture, Target, as_particles, cast, check_batch, draw
+from opvi.targets._mlp import Bent, Layer, Layers, Passed, activation_and_slope, backward, forward
+from opvi.types import Array, Batch, Key, Particles, Scalar, Start, State, Tree
 
 FIRST_MEMORY = 400.0  # rows; early factors are stale, so that memory grows with the rows seen
 FIRST_OUTPUTS = 0.01  # the output curvature before any row, which counts as one round
@@ -36,9 +25,6 @@ REFRESH_BELOW = 0.7  # invert afresh once forgetting has worn the damping down t
 REFRESH_EVERY = 500  # rounds at the latest, because rounding adds up
 DAMPING, WANDERING_DAMPING = 0.03, 0.3
 SMALL = 1e-6
-
-Bent = Callable[[Array], tuple[Array, Array]]  # an activation and its slope
-Layers = Sequence[Layer[Array]]
 
 
 class Factor(NamedTuple):
@@ -192,8 +178,7 @@ def _step(sampler: KFAC, key: Key, state: KFACState, batch: Batch) -> tuple[KFAC
     divergence = 0.5 * ((moved**2).sum(2) * batch.weight[None]).sum(1) / total
     scale = jnp.minimum(1, jnp.sqrt(sampler.largest_change / (divergence + 1e-9)))
     move = scale[:, None] * jax.vmap(mlp.join)(moves)
-    densities = row_densities(seen.log_density)
-    log_predictive = mean_over(batch, densities)
+    log_predictive, predicted = predicted_rows(batch, seen.log_density)
     good = jnp.isfinite((move**2).sum(1)) & ~jnp.isnan(log_predictive)
     move = jnp.where(good[:, None], move, 0)
     # The factors belong to all particles together: one bad batch must not spoil them.
@@ -202,7 +187,7 @@ def _step(sampler: KFAC, key: Key, state: KFACState, batch: Batch) -> tuple[KFAC
     factors, kept = jax.tree.map(
         lambda new, old: jnp.where(all_good, new, old), (factors, kept), (state.factors, state.kept)
     )
-    info = StepInfo(clock.rows, log_predictive, root_mean_square(move), all_good, Predicted(densities))
+    info = StepInfo(clock.rows, log_predictive, root_mean_square(move), all_good, predicted)
     return KFACState(w + move, factors, kept, clock.round, clock.rows), info
 
 
@@ -229,7 +214,7 @@ def _look(sampler: KFAC, layers: Layers, batch: Batch) -> Seen:
     back = jax.vmap(jax.vmap(backward, (None, None, 0)))(layers, passed, jnp.concatenate([slope[:, None], weighted], 1))
     slopes = [leaf[:, 0] for leaf in back]
     roots = [leaf[:, 1:].reshape(n, -1, leaf.shape[-1]) for leaf in back]
-    inputs = [_with_one(x)[None], *map(_with_one, passed.inputs[1:])]
+    inputs = [with_one(x)[None], *map(with_one, passed.inputs[1:])]
     return Seen(inputs, slopes, roots, passed.sums[0], passed.outputs, root, log_density)
 
 
@@ -310,8 +295,8 @@ def _dealt(targets: Sequence[Target], key: Key, particles: Start) -> Particles:
     return jnp.concatenate([draw(t, jax.random.fold_in(key, i), each) for i, t in enumerate(targets)])
 
 
-def _with_one(x: Array) -> Array:
-    """The inputs with a 1 for the bias."""
+def with_one(x: Array) -> Array:
+    """Return the inputs with a 1 for the bias."""
     return jnp.concatenate([x, jnp.ones((*x.shape[:-1], 1), x.dtype)], -1)
 
 

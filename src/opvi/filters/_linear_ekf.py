@@ -8,12 +8,13 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 
-from opvi._steps import StepInfo, compiled, mean_over, pieces, root_mean_square, row_densities, tick
+from opvi._steps import StepInfo, compiled, pieces, predicted_rows, root_mean_square, tick
 from opvi.filters import _kalman as kalman
 from opvi.filters._covariance import Covariance, exactly
+from opvi.filters._kfac import with_one
 from opvi.predictive import Categorical, Predictive
 from opvi.targets import cast
-from opvi.types import Array, ArrayLike, Batch, Key, Particles, Predicted, Start
+from opvi.types import Array, ArrayLike, Batch, Key, Particles, Start
 
 ROUND = 20  # rows that `wandering` refers to
 PIECE = 5  # rows absorbed at once: fast weights change within a batch, and so does the curvature
@@ -98,20 +99,19 @@ def _step(sampler: LinearEKF, key: Key, state: LinearState, batch: Batch) -> tup
     batch = cast(batch, w.dtype)
     clock = tick(state, batch)
     x, y = batch.data
-    densities = row_densities(predict_linear(state, x, sampler.classes).log_density(y))
-    log_predictive = mean_over(batch, densities)
+    log_predictive, predicted = predicted_rows(batch, predict_linear(state, x, sampler.classes).log_density(y))
 
     def one(carry: tuple[Array, Array], piece: tuple[tuple[Array, Array], Array]) -> tuple[tuple[Array, Array], None]:
         (a, y), weight = piece
         return _absorb(sampler, *carry, a, y, weight), None
 
-    cut = pieces((_with_one(x), y), batch.weight, min(PIECE, len(batch.weight)))
+    cut = pieces((with_one(x), y), batch.weight, min(PIECE, len(batch.weight)))
     (new_w, new_P), _ = jax.lax.scan(one, (w, P), cut)
     new_P = _bounded(new_P, sampler.largest_variance)
     good = jnp.isfinite(new_w).all(1) & jnp.isfinite(new_P).all((1, 2)) & ~jnp.isnan(log_predictive)
     move = jnp.where(good[:, None], new_w - w, 0)
     P = jnp.where(good[:, None, None], new_P, P)
-    info = StepInfo(clock.rows, log_predictive, root_mean_square(move), good.all(), Predicted(densities))
+    info = StepInfo(clock.rows, log_predictive, root_mean_square(move), good.all(), predicted)
     return LinearState(w + move, P, clock.round, clock.rows), info
 
 
@@ -145,7 +145,7 @@ def _bounded(P: Array, largest: float) -> Array:
 @exactly
 def predict_linear(state: LinearState, x: Array, classes: int) -> Categorical:
     r"""Each filter's class probabilities, `[n, B, C]`, with its own doubt in them: $z / \sqrt{1 + \pi v / 8}$."""
-    a = _with_one(x)
+    a = with_one(x)
     width = a.shape[1]
 
     def one(w: Array, P: Array) -> Array:
@@ -158,8 +158,3 @@ def predict_linear(state: LinearState, x: Array, classes: int) -> Categorical:
         return centred * jax.lax.rsqrt(1 + PROBIT * jnp.maximum(own, 0) * classes / (classes - 1))
 
     return Categorical(jax.vmap(one)(state.particles, state.covariance))
-
-
-def _with_one(x: Array) -> Array:
-    """The inputs with a 1 for the bias."""
-    return jnp.concatenate([x, jnp.ones((len(x), 1), x.dtype)], 1)

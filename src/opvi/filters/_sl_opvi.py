@@ -13,9 +13,9 @@ from opvi._steps import (
     blank_rows,
     check_example,
     compiled,
+    keep_if_finite,
     layout_of,
-    mean_over,
-    row_densities,
+    predicted_rows,
     tick,
 )
 from opvi.filters._covariance import exactly
@@ -23,7 +23,7 @@ from opvi.filters._surrogates import LARGEST_DEGREE, RIDGE, Polynomial, Surrogat
 from opvi.filters._whitening import Pace, Whitening, follow, some
 from opvi.flows.kernels import centred
 from opvi.targets import Target, cast, check_batch
-from opvi.types import Array, Batch, Data, Key, Particles, Predicted, Scalar, Start
+from opvi.types import Array, Batch, Data, Key, Particles, Scalar, Start
 
 WARM_UP = 20  # looks of the first round at the prior, before the data come in
 WIDER_START = 1.0  # times the spread of the starting particles: what holds them together where the prior does not
@@ -123,8 +123,7 @@ def _step(sampler: SLOPVI, key: Key, state: LinearisedState, batch: Batch) -> tu
     batch = cast(batch, x.dtype)
     check_batch(target, x[0], batch)
     clock = tick(state, batch)
-    densities = row_densities(jax.vmap(lambda v: _likelihood(target, v, batch.data))(x))
-    log_predictive = mean_over(batch, densities)
+    log_predictive, predicted = predicted_rows(batch, jax.vmap(lambda v: _likelihood(target, v, batch.data))(x))
     gamma = jnp.ones((), x.dtype)
     if sampler.half_life is not None:
         gamma = jnp.exp2(-batch.weight.sum() / sampler.half_life)
@@ -148,11 +147,8 @@ def _step(sampler: SLOPVI, key: Key, state: LinearisedState, batch: Batch) -> tu
     x, W, size = follow(key, log_density, x, pace, settled, warm_up)
     past, kept, weight = _absorb(sampler, jax.random.fold_in(key, pace.looks), x, W, past.scaled(gamma), pool)
     new = LinearisedState(x, past, kept, weight, clock.round, clock.rows)
-    finite = ~jnp.isnan(log_predictive)
-    for leaf in jax.tree.leaves((x, past, weight)):
-        finite &= jnp.isfinite((leaf**2).sum())
-    new = jax.tree.map(lambda a, b: jnp.where(finite, a, b), new, state)
-    info = StepInfo(clock.rows, log_predictive, size, finite, Predicted(densities))
+    new, finite = keep_if_finite(new, state, (x, past, weight), log_predictive)
+    info = StepInfo(clock.rows, log_predictive, size, finite, predicted)
     return new._replace(round=clock.round, rows=clock.rows), info
 
 

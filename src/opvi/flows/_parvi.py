@@ -74,7 +74,7 @@ class ParVI(TargetSampler):
         return _step(self, key, state, batch)
 
 
-class FlowSettings(TypedDict, total=False):
+class Settings(TypedDict, total=False):
     """Arguments that all flows have in common; see `parvi`."""
 
     step: Required[Schedule | Optimizer]
@@ -144,7 +144,7 @@ def opvi(
     field: Field | None = None,
     prior_weight: Schedule = vanishing,
     repulsion: Schedule = 0.1,
-    **settings: Unpack[FlowSettings],
+    **settings: Unpack[Settings],
 ) -> ParVI:
     r"""The paper's online particle-based variational inference: SVGD's field and three schedules.
 
@@ -161,44 +161,28 @@ def opvi(
 
 
 def svgd(
-    target: Target,
-    *,
-    kernel: Kernel | None = None,
-    bandwidth: Bandwidth | None = None,
-    **settings: Unpack[FlowSettings],
+    target: Target, *, kernel: Kernel | None = None, bandwidth: Bandwidth | None = None, **settings: Unpack[Settings]
 ) -> ParVI:
     """Stein variational gradient descent (Liu and Wang, 2016): `parvi` with `fields.svgd(kernel, bandwidth)`."""
     return parvi(target, fields.svgd(kernel, bandwidth), **settings)
 
 
 def blob(
-    target: Target,
-    *,
-    kernel: Kernel | None = None,
-    bandwidth: Bandwidth | None = None,
-    **settings: Unpack[FlowSettings],
+    target: Target, *, kernel: Kernel | None = None, bandwidth: Bandwidth | None = None, **settings: Unpack[Settings]
 ) -> ParVI:
     """The Blob flow (Chen et al., 2018): `parvi` with `fields.blob(kernel, bandwidth)`."""
     return parvi(target, fields.blob(kernel, bandwidth), **settings)
 
 
 def gfsd(
-    target: Target,
-    *,
-    kernel: Kernel | None = None,
-    bandwidth: Bandwidth | None = None,
-    **settings: Unpack[FlowSettings],
+    target: Target, *, kernel: Kernel | None = None, bandwidth: Bandwidth | None = None, **settings: Unpack[Settings]
 ) -> ParVI:
     """Gradient flow with smoothed density (Liu et al., 2019): `parvi` with `fields.gfsd(kernel, bandwidth)`."""
     return parvi(target, fields.gfsd(kernel, bandwidth), **settings)
 
 
 def gfsf(
-    target: Target,
-    *,
-    kernel: Kernel | None = None,
-    bandwidth: Bandwidth | None = None,
-    **settings: Unpack[FlowSettings],
+    target: Target, *, kernel: Kernel | None = None, bandwidth: Bandwidth | None = None, **settings: Unpack[Settings]
 ) -> ParVI:
     """Gradient flow with smoothed test functions (Liu et al., 2019): `parvi` with `fields.gfsf(kernel, bandwidth)`."""
     return parvi(target, fields.gfsf(kernel, bandwidth), **settings)

@@ -12,6 +12,7 @@ under a Gaussian kernel go through fused programs instead (`opvi.flows._pairwise
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import TypedDict, Unpack
 
 import jax
 import jax.numpy as jnp
@@ -113,12 +114,19 @@ class _Radial:
         return FieldValue(*self.compute(pairs, scores), h)
 
 
+class Products(TypedDict, total=False):
+    """How the products are computed; see `svgd`."""
+
+    block: int | None
+    precision: lax.PrecisionLike
+
+
 def _radial(
     compute: Callable[[_Pairs, Scores], tuple[Array, Array]],
     kernel: Kernel | None,
     bandwidth: Bandwidth | None,
-    block: int | None,
-    precision: lax.PrecisionLike,
+    block: int | None = None,
+    precision: lax.PrecisionLike = PRECISION,
 ) -> Field:
     if block is not None and block < 1:
         raise ValueError(f"`block` is {block}, but must be at least 1 row, or None to choose by n.")
@@ -149,20 +157,14 @@ def _svgd(pairs: _Pairs, scores: Scores) -> tuple[Array, Array]:
     return pairs.sums(scores, 1 / len(pairs.x))
 
 
-def gfsd(
-    kernel: Kernel | None = None,
-    bandwidth: Bandwidth | None = None,
-    *,
-    block: int | None = None,
-    precision: lax.PrecisionLike = PRECISION,
-) -> Field:
+def gfsd(kernel: Kernel | None = None, bandwidth: Bandwidth | None = None, **how: Unpack[Products]) -> Field:
     r"""Gradient flow with smoothed density (Liu et al., 2019): the score of a kernel density estimate.
 
     $$u_i = s_i, \qquad r_i = -\sum_k \nabla_{x_i} K(x_i, x_k) \Big/ \sum_j K(x_i, x_j)$$
 
     The arguments are those of `svgd`.
     """
-    return _radial(_gfsd, kernel, bandwidth, block, precision)
+    return _radial(_gfsd, kernel, bandwidth, **how)
 
 
 def _gfsd(pairs: _Pairs, scores: Scores) -> tuple[Array, Array]:
@@ -170,13 +172,7 @@ def _gfsd(pairs: _Pairs, scores: Scores) -> tuple[Array, Array]:
     return scores, push / mass
 
 
-def blob(
-    kernel: Kernel | None = None,
-    bandwidth: Bandwidth | None = None,
-    *,
-    block: int | None = None,
-    precision: lax.PrecisionLike = PRECISION,
-) -> Field:
+def blob(kernel: Kernel | None = None, bandwidth: Bandwidth | None = None, **how: Unpack[Products]) -> Field:
     r"""The Blob method (Chen et al., 2018): GFSD and its mirror term.
 
     $$u_i = s_i, \qquad r_i = -\sum_k \nabla_{x_i} K(x_i, x_k)
@@ -184,7 +180,7 @@ def blob(
 
     The arguments are those of `svgd`.
     """
-    return _radial(_blob, kernel, bandwidth, block, precision)
+    return _radial(_blob, kernel, bandwidth, **how)
 
 
 def _blob(pairs: _Pairs, scores: Scores) -> tuple[Array, Array]:
@@ -223,13 +219,7 @@ def _solve(matrix: Array, b: Array, product: Callable[[Array, Array], Array]) ->
 GFSF_RIDGE = 1e-2  # a Gram matrix of close particles is nearly singular
 
 
-def gfsf(
-    kernel: Kernel | None = None,
-    bandwidth: Bandwidth | None = None,
-    *,
-    block: int | None = None,
-    precision: lax.PrecisionLike = PRECISION,
-) -> Field:
+def gfsf(kernel: Kernel | None = None, bandwidth: Bandwidth | None = None, **how: Unpack[Products]) -> Field:
     r"""Gradient flow with smoothed test functions (Liu et al., 2019).
 
     $$u_i = s_i, \qquad r = (K + \epsilon\, k(0)\, I)^{-1} b, \qquad b_k = \sum_j \nabla_{x_j} K(x_j, x_k)$$
@@ -239,7 +229,7 @@ def gfsf(
 
     The arguments are those of `svgd`.
     """
-    return _radial(_gfsf, kernel, bandwidth, block, precision)
+    return _radial(_gfsf, kernel, bandwidth, **how)
 
 
 def _gfsf(pairs: _Pairs, scores: Scores) -> tuple[Array, Array]:

@@ -55,12 +55,7 @@ class Wrapper:
 
     def beginning(self, inner: State) -> Tree:
         """Return what the wrapper keeps before any row."""
-        return ()
-
-    def step(self, key: Key, state: Wrapped, batch: Batch) -> tuple[Wrapped, WrappedInfo]:
-        """Learn from a batch."""
-        inner, info = self.sampler.step(key, state.inner, batch)
-        return Wrapped(inner, state.own, inner.round, inner.rows), wrapped_info(info)
+        raise NotImplementedError
 
     def predict(self, state: Wrapped, x: Tree) -> Prediction:
         """Return the sampler's posterior predictive at inputs x."""
