@@ -57,12 +57,14 @@ def bits_agree(sampler, rows):
 
 
 def with_plain_jit():
-    """Put `jax.jit` in the place of `compiled`, in every module."""
+    """Put `jax.jit` in the place of `compiled`, in every module and in its classes."""
     for module in [module for name, module in sys.modules.items() if name.startswith("opvi.")]:
-        for name, function in vars(module).copy().items():
-            step = getattr(getattr(function, "__wrapped__", None), "__wrapped__", None)
-            if getattr(step, "__module__", None) == module.__name__:
-                setattr(module, name, jax.jit(step, static_argnums=0))
+        classes = [owner for owner in vars(module).values() if isinstance(owner, type)]
+        for owner in (module, *classes):
+            for name, function in vars(owner).copy().items():
+                step = getattr(getattr(function, "__wrapped__", None), "__wrapped__", None)
+                if getattr(step, "__module__", None) == module.__name__:
+                    setattr(owner, name, jax.jit(step, static_argnums=0))
 
 
 if __name__ == "__main__":

@@ -43,7 +43,7 @@ MUTANTS = [
     Mutant(
         "AdaptiveNoise.share ignored",
         "src/opvi/filters/_gauss_newton.py",
-        "sampler.noise.share * error",
+        "self.noise.share * error",
         "0.3 * error",
         "tests/filters/test_forgetting.py tests/filters/test_kfac.py",
     ),

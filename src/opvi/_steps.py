@@ -41,8 +41,8 @@ Kept = TypeVar("Kept", bound=State)
 def compiled(step: Step) -> Step:
     """Return the step as a compiled function that gives the same bits wherever it is called from.
 
-    `step(sampler, key, state, batch)` is a function of a module; the sampler is static, so samplers with equal
-    settings share their programs, and jit's own cache is the only one.
+    `step(sampler, key, state, batch)` is a sampler's method, or a function of a module; the sampler is static, so
+    samplers with equal settings share their programs, and jit's own cache is the only one.
 
     XLA would inline it into a surrounding scan, leave out what the caller drops, fuse the rest in another way and so
     round in another way. On a CPU the inner call is marked as one to leave whole, and a barrier keeps all it returns:

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from opvi.filters import _covariance as covariance
-from opvi.filters._blocks import Blocks, within
+from opvi.filters._covariance import Blocks, within
 
 N, D = 2, 5
 

@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from opvi.filters._blocks import within
+from opvi.filters._covariance import within
 from opvi.targets import MLP
 from opvi.tracking import _layers as layers
 from opvi.tracking import _scaling as scaling

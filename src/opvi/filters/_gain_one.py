@@ -47,9 +47,26 @@ class GainOne(TargetSampler):
         prior = positive(curvature) + jnp.diag(floor)
         return GainOneState(x, prior, jnp.zeros_like(prior), jnp.zeros((), x.dtype), zero, zero)
 
+    @compiled
+    @exactly
     def step(self, key: Key, state: GainOneState, batch: Batch) -> tuple[GainOneState, StepInfo]:
         """Learn from a batch."""
-        return _step(self, key, state, batch)
+        x, target = state.particles, self.target
+        batch = cast(batch, x.dtype)
+        check_batch(target, x[0], batch)
+        clock = tick(state, batch)
+        log_predictive, predicted = predicted_rows(
+            batch, jax.vmap(lambda v: target.log_likelihood(target.unravel(v), batch.data))(x)
+        )
+        # Parts grow geometrically: each sharpens the posterior in the same proportion.
+        before = state.worth + WORTH_OF_PRIOR
+        growth = (before + batch.weight.sum()) / before
+        edges = (growth ** jnp.linspace(0, 1, self.substeps + 1, dtype=x.dtype) - 1) / jnp.maximum(growth - 1, 1e-30)
+        new, _ = jax.lax.scan(lambda state, share: (_part(self, state, batch, share), None), state, jnp.diff(edges))
+        new, finite = keep_if_finite(new, state, (new.particles, new.information), log_predictive)
+        drift = root_mean_square(new.particles - x)
+        info = StepInfo(clock.rows, log_predictive, drift, finite, predicted)
+        return new._replace(round=clock.round, rows=clock.rows), info
 
 
 def gain_one(
@@ -84,27 +101,6 @@ def gain_one(
         raise ValueError(f"`bandwidth` is {bandwidth}, but must be greater than 0, or None for a single mode.")
 
     return GainOne(target, half_life, substeps, bandwidth)
-
-
-@compiled
-@exactly
-def _step(sampler: GainOne, key: Key, state: GainOneState, batch: Batch) -> tuple[GainOneState, StepInfo]:
-    x, target = state.particles, sampler.target
-    batch = cast(batch, x.dtype)
-    check_batch(target, x[0], batch)
-    clock = tick(state, batch)
-    log_predictive, predicted = predicted_rows(
-        batch, jax.vmap(lambda v: target.log_likelihood(target.unravel(v), batch.data))(x)
-    )
-    # Parts grow geometrically: each sharpens the posterior in the same proportion.
-    before = state.worth + WORTH_OF_PRIOR
-    growth = (before + batch.weight.sum()) / before
-    edges = (growth ** jnp.linspace(0, 1, sampler.substeps + 1, dtype=x.dtype) - 1) / jnp.maximum(growth - 1, 1e-30)
-    new, _ = jax.lax.scan(lambda state, share: (_part(sampler, state, batch, share), None), state, jnp.diff(edges))
-    new, finite = keep_if_finite(new, state, (new.particles, new.information), log_predictive)
-    drift = root_mean_square(new.particles - x)
-    info = StepInfo(clock.rows, log_predictive, drift, finite, predicted)
-    return new._replace(round=clock.round, rows=clock.rows), info
 
 
 def _log_prior(target: Target, v: Array) -> Array:

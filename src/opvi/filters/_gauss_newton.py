@@ -11,8 +11,7 @@ import numpy as np
 from opvi._steps import Clock, StepInfo, TargetSampler, compiled, predicted_rows, root_mean_square, tick
 from opvi.filters import _covariance as covariance
 from opvi.filters import _kalman as kalman
-from opvi.filters._blocks import Blocks, within
-from opvi.filters._covariance import Covariance, exactly
+from opvi.filters._covariance import Blocks, Covariance, exactly, within
 from opvi.predictive import Distribution, Normal
 from opvi.targets import Target, cast, check_batch
 from opvi.types import Array, Batch, Data, Key, Particles, Schedule, Start, Tree, at_round
@@ -63,9 +62,35 @@ class GaussNewton(TargetSampler):
         zero = jnp.zeros((), jnp.int32)
         return GaussNewtonState(w, past, jnp.ones(len(w), w.dtype), zero, zero)
 
+    @compiled
+    @exactly
     def step(self, key: Key, state: GaussNewtonState, batch: Batch) -> tuple[GaussNewtonState, StepInfo]:
         """Learn from a batch."""
-        return _step(self, key, state, batch)
+        w, target = state.particles, self.target
+        batch = cast(batch, w.dtype)
+        check_batch(target, w[0], batch)
+        clock = tick(state, batch)
+        x, y = batch.data
+        dist = jax.vmap(lambda v: _distribution(target, v, x))(w)
+        log_predictive, predicted = predicted_rows(batch, jax.vmap(lambda p: p.log_density(y))(dist))
+        error = state.error
+        if isinstance(dist, Normal) and self.noise is not None:
+            error = _running_error(dist, error, batch, clock)
+            R = jnp.maximum(self.noise.share * error, self.noise.smallest)
+            dist = dist._replace(variance=jnp.broadcast_to(R[:, None], dist.variance.shape))
+        A, gradient = jax.vmap(partial(_linearise, target), (0, 0, None, None))(w, dist, batch.data, batch.weight)
+        blocks = _blocks(self, w)
+        rows = jnp.moveaxis(blocks.gather(jnp.concatenate([A, gradient[:, None]], 1)), 1, 2)  # [n, K, R + 1, D]
+        product = kalman.times(rows, state.past)
+        new = kalman.gain(rows[:, :, :-1], product[:, :, :-1])
+        move = kalman.move_by_score(new, rows[:, :, -1], product[:, :, -1])
+        trusted = jnp.isfinite(gradient.sum(1) + error) & ~jnp.isnan(log_predictive)
+        largest = self.largest_growth * _prior(target, blocks, w)
+        done = kalman.absorb(state.past, new, move, _gamma(self, batch, clock), largest, trusted)
+        move = blocks.scatter(done.move)
+        info = StepInfo(clock.rows, log_predictive, root_mean_square(move), done.good.all(), predicted)
+        error = jnp.where(done.good, error, state.error)
+        return GaussNewtonState(w + move, done.past, error, clock.round, clock.rows), info
 
 
 def gauss_newton(
@@ -106,36 +131,6 @@ def gauss_newton(
     if not budget > 0:
         raise ValueError(f"`budget` is {budget!r}, but must be a number of bytes greater than 0.")
     return GaussNewton(target, forgetting, half_life, noise, largest_growth, budget)
-
-
-@compiled
-@exactly
-def _step(sampler: GaussNewton, key: Key, state: GaussNewtonState, batch: Batch) -> tuple[GaussNewtonState, StepInfo]:
-    w, target = state.particles, sampler.target
-    batch = cast(batch, w.dtype)
-    check_batch(target, w[0], batch)
-    clock = tick(state, batch)
-    x, y = batch.data
-    dist = jax.vmap(lambda v: _distribution(target, v, x))(w)
-    log_predictive, predicted = predicted_rows(batch, jax.vmap(lambda p: p.log_density(y))(dist))
-    error = state.error
-    if isinstance(dist, Normal) and sampler.noise is not None:
-        error = _running_error(dist, error, batch, clock)
-        R = jnp.maximum(sampler.noise.share * error, sampler.noise.smallest)
-        dist = dist._replace(variance=jnp.broadcast_to(R[:, None], dist.variance.shape))
-    A, gradient = jax.vmap(partial(_linearise, target), (0, 0, None, None))(w, dist, batch.data, batch.weight)
-    blocks = _blocks(sampler, w)
-    rows = jnp.moveaxis(blocks.gather(jnp.concatenate([A, gradient[:, None]], 1)), 1, 2)  # [n, K, R + 1, D]
-    product = kalman.times(rows, state.past)
-    new = kalman.gain(rows[:, :, :-1], product[:, :, :-1])
-    move = kalman.move_by_score(new, rows[:, :, -1], product[:, :, -1])
-    trusted = jnp.isfinite(gradient.sum(1) + error) & ~jnp.isnan(log_predictive)
-    largest = sampler.largest_growth * _prior(target, blocks, w)
-    done = kalman.absorb(state.past, new, move, _gamma(sampler, batch, clock), largest, trusted)
-    move = blocks.scatter(done.move)
-    info = StepInfo(clock.rows, log_predictive, root_mean_square(move), done.good.all(), predicted)
-    error = jnp.where(done.good, error, state.error)
-    return GaussNewtonState(w + move, done.past, error, clock.round, clock.rows), info
 
 
 def _running_error(dist: Normal, error: Array, batch: Batch, clock: Clock) -> Array:

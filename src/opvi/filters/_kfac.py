@@ -98,9 +98,47 @@ class KFAC(TargetSampler):
         zero = jnp.zeros((), jnp.int32)
         return KFACState(w, factors, jnp.zeros((), dtype), zero, zero)
 
+    @compiled
+    @exactly
     def step(self, key: Key, state: KFACState, batch: Batch) -> tuple[KFACState, StepInfo]:
         """Learn from a batch."""
-        return _step(self, key, state, batch)
+        w, mlp = state.particles, self.architectures[0].mlp
+        batch = cast(batch, w.dtype)
+        check_batch(self.target, w[0], batch)
+        clock = tick(state, batch)
+        root_weight, total = jnp.sqrt(batch.weight), jnp.maximum(batch.weight.sum(), 1e-30)
+        now = _pace(self, state, batch.weight.sum(), clock.round)
+        layers = jax.vmap(mlp.split)(w)
+        seen = _look(self, layers, batch)
+        factors, moves, first = [], [], seen.sums
+        for index, old in enumerate(state.factors):
+            root, a = seen.roots[index], seen.inputs[index]
+            G = (1 - now.gain) * old.outputs + now.gain * (root.mT @ root) / total
+            A, inverse, Pa, left = _renewed(self, index, old, a * root_weight[None, :, None], G, now)
+            shifted = G + (left + SMALL)[:, None, None] * jnp.eye(G.shape[-1], dtype=G.dtype)[None]
+            step = _solve(shifted, seen.slopes[index] * root_weight[None, :, None])  # δ G⁻¹
+            if index == 0:
+                first = first + jnp.broadcast_to(a @ Pa, (len(w), *a.shape[1:2] * 2)) @ step
+                Pa = jnp.broadcast_to(Pa, (len(w), *Pa.shape[1:]))
+            move = Pa @ step
+            factors.append(Factor(A, inverse, G))
+            moves.append(Layer(move[:, :-1], move[:, -1]))
+        change = _outputs(self, jax.tree.map(jnp.add, layers, tuple(moves)), first) - seen.outputs
+        moved = jnp.einsum("nbck,nbc->nbk", seen.head_root, change)
+        divergence = 0.5 * ((moved**2).sum(2) * batch.weight[None]).sum(1) / total
+        scale = jnp.minimum(1, jnp.sqrt(self.largest_change / (divergence + 1e-9)))
+        move = scale[:, None] * jax.vmap(mlp.join)(moves)
+        log_predictive, predicted = predicted_rows(batch, seen.log_density)
+        good = jnp.isfinite((move**2).sum(1)) & ~jnp.isnan(log_predictive)
+        move = jnp.where(good[:, None], move, 0)
+        # The factors belong to all particles together: one bad batch must not spoil them.
+        all_good = good.all() & jnp.isfinite(_diagonals(factors))
+        kept = jnp.where(now.fresh, 1, state.kept * now.lam)
+        factors, kept = jax.tree.map(
+            lambda new, old: jnp.where(all_good, new, old), (factors, kept), (state.factors, state.kept)
+        )
+        info = StepInfo(clock.rows, log_predictive, root_mean_square(move), all_good, predicted)
+        return KFACState(w + move, factors, kept, clock.round, clock.rows), info
 
     def predict(self, state: State, x: Tree) -> Predictive:
         """Return the posterior predictive at inputs x, each particle with its own activation."""
@@ -149,48 +187,6 @@ def kfac(
     return KFAC(one, tuple(others), damping, half_life, wander, largest_change, particles=usual)
 
 
-@compiled
-@exactly
-def _step(sampler: KFAC, key: Key, state: KFACState, batch: Batch) -> tuple[KFACState, StepInfo]:
-    w, mlp = state.particles, sampler.architectures[0].mlp
-    batch = cast(batch, w.dtype)
-    check_batch(sampler.target, w[0], batch)
-    clock = tick(state, batch)
-    root_weight, total = jnp.sqrt(batch.weight), jnp.maximum(batch.weight.sum(), 1e-30)
-    now = _pace(sampler, state, batch.weight.sum(), clock.round)
-    layers = jax.vmap(mlp.split)(w)
-    seen = _look(sampler, layers, batch)
-    factors, moves, first = [], [], seen.sums
-    for index, old in enumerate(state.factors):
-        root, a = seen.roots[index], seen.inputs[index]
-        G = (1 - now.gain) * old.outputs + now.gain * (root.mT @ root) / total
-        A, inverse, Pa, left = _renewed(sampler, index, old, a * root_weight[None, :, None], G, now)
-        shifted = G + (left + SMALL)[:, None, None] * jnp.eye(G.shape[-1], dtype=G.dtype)[None]
-        step = _solve(shifted, seen.slopes[index] * root_weight[None, :, None])  # δ G⁻¹
-        if index == 0:
-            first = first + jnp.broadcast_to(a @ Pa, (len(w), *a.shape[1:2] * 2)) @ step
-            Pa = jnp.broadcast_to(Pa, (len(w), *Pa.shape[1:]))
-        move = Pa @ step
-        factors.append(Factor(A, inverse, G))
-        moves.append(Layer(move[:, :-1], move[:, -1]))
-    change = _outputs(sampler, jax.tree.map(jnp.add, layers, tuple(moves)), first) - seen.outputs
-    moved = jnp.einsum("nbck,nbc->nbk", seen.head_root, change)
-    divergence = 0.5 * ((moved**2).sum(2) * batch.weight[None]).sum(1) / total
-    scale = jnp.minimum(1, jnp.sqrt(sampler.largest_change / (divergence + 1e-9)))
-    move = scale[:, None] * jax.vmap(mlp.join)(moves)
-    log_predictive, predicted = predicted_rows(batch, seen.log_density)
-    good = jnp.isfinite((move**2).sum(1)) & ~jnp.isnan(log_predictive)
-    move = jnp.where(good[:, None], move, 0)
-    # The factors belong to all particles together: one bad batch must not spoil them.
-    all_good = good.all() & jnp.isfinite(_diagonals(factors))
-    kept = jnp.where(now.fresh, 1, state.kept * now.lam)
-    factors, kept = jax.tree.map(
-        lambda new, old: jnp.where(all_good, new, old), (factors, kept), (state.factors, state.kept)
-    )
-    info = StepInfo(clock.rows, log_predictive, root_mean_square(move), all_good, predicted)
-    return KFACState(w + move, factors, kept, clock.round, clock.rows), info
-
-
 def _by_target(sampler: KFAC, function: Callable[[Bent, Tree], Tree], of_particles: Tree) -> Tree:
     """Return `function(activate, …)` for every particle, with the activation of its own target."""
     parts = jax.tree.map(lambda leaf: leaf.reshape(len(sampler.targets), -1, *leaf.shape[1:]), of_particles)
@@ -206,7 +202,8 @@ def _look(sampler: KFAC, layers: Layers, batch: Batch) -> Seen:
     x, y = batch.data
     n = len(layers[0].bias)
     # Every particle has its own x: a product for each, and no transposed copy of the weights.
-    passed = _by_target(sampler, _forward, (layers, jnp.broadcast_to(x[None], (n, *x.shape))))
+    given = layers, jnp.broadcast_to(x[None], (n, *x.shape))
+    passed: Passed = _by_target(sampler, lambda activate, of_one: forward(of_one[0], of_one[1], activate), given)
     head = sampler.architectures[0].head.distribution
     slope, root = jax.vmap(lambda z: head(z, None).curvature(y))(passed.outputs)  # [n, B, C], [n, B, C, K]
     log_density = jax.vmap(lambda z: head(z, None).log_density(y))(passed.outputs)
@@ -216,10 +213,6 @@ def _look(sampler: KFAC, layers: Layers, batch: Batch) -> Seen:
     roots = [leaf[:, 1:].reshape(n, -1, leaf.shape[-1]) for leaf in back]
     inputs = [with_one(x)[None], *map(with_one, passed.inputs[1:])]
     return Seen(inputs, slopes, roots, passed.sums[0], passed.outputs, root, log_density)
-
-
-def _forward(activate: Bent, given: tuple[Layers, Array]) -> Passed:
-    return forward(*given, activate)
 
 
 def _outputs(sampler: KFAC, layers: Layers, first: Array) -> Array:

@@ -49,9 +49,30 @@ class LinearEKF:
         covariance = jnp.tile(self.prior_variance * jnp.eye(w.shape[1], dtype=w.dtype)[None], (len(w), 1, 1))
         return LinearState(w, covariance, zero, zero)
 
+    @compiled
+    @exactly
     def step(self, key: Key, state: LinearState, batch: Batch) -> tuple[LinearState, StepInfo]:
         """Learn from a batch."""
-        return _step(self, key, state, batch)
+        w, P = state.particles, state.covariance
+        batch = cast(batch, w.dtype)
+        clock = tick(state, batch)
+        x, y = batch.data
+        log_predictive, predicted = predicted_rows(batch, predict_linear(state, x, self.classes).log_density(y))
+
+        def one(
+            carry: tuple[Array, Array], piece: tuple[tuple[Array, Array], Array]
+        ) -> tuple[tuple[Array, Array], None]:
+            (a, y), weight = piece
+            return _absorb(self, *carry, a, y, weight), None
+
+        cut = pieces((with_one(x), y), batch.weight, min(PIECE, len(batch.weight)))
+        (new_w, new_P), _ = jax.lax.scan(one, (w, P), cut)
+        new_P = _bounded(new_P, self.largest_variance)
+        good = jnp.isfinite(new_w).all(1) & jnp.isfinite(new_P).all((1, 2)) & ~jnp.isnan(log_predictive)
+        move = jnp.where(good[:, None], new_w - w, 0)
+        P = jnp.where(good[:, None, None], new_P, P)
+        info = StepInfo(clock.rows, log_predictive, root_mean_square(move), good.all(), predicted)
+        return LinearState(w + move, P, clock.round, clock.rows), info
 
     def predict(self, state: LinearState, x: ArrayLike) -> Predictive:
         """Return the mixture of what the filters say at inputs x, all with the same weight."""
@@ -90,29 +111,6 @@ def linear_ekf(
             "the first must be at least 0, the others greater than 0."
         )
     return LinearEKF(features, classes, paces, prior_variance, largest_variance, largest_change)
-
-
-@compiled
-@exactly
-def _step(sampler: LinearEKF, key: Key, state: LinearState, batch: Batch) -> tuple[LinearState, StepInfo]:
-    w, P = state.particles, state.covariance
-    batch = cast(batch, w.dtype)
-    clock = tick(state, batch)
-    x, y = batch.data
-    log_predictive, predicted = predicted_rows(batch, predict_linear(state, x, sampler.classes).log_density(y))
-
-    def one(carry: tuple[Array, Array], piece: tuple[tuple[Array, Array], Array]) -> tuple[tuple[Array, Array], None]:
-        (a, y), weight = piece
-        return _absorb(sampler, *carry, a, y, weight), None
-
-    cut = pieces((with_one(x), y), batch.weight, min(PIECE, len(batch.weight)))
-    (new_w, new_P), _ = jax.lax.scan(one, (w, P), cut)
-    new_P = _bounded(new_P, sampler.largest_variance)
-    good = jnp.isfinite(new_w).all(1) & jnp.isfinite(new_P).all((1, 2)) & ~jnp.isnan(log_predictive)
-    move = jnp.where(good[:, None], new_w - w, 0)
-    P = jnp.where(good[:, None, None], new_P, P)
-    info = StepInfo(clock.rows, log_predictive, root_mean_square(move), good.all(), predicted)
-    return LinearState(w + move, P, clock.round, clock.rows), info
 
 
 def _absorb(sampler: LinearEKF, w: Array, P: Array, a: Array, y: Array, weight: Array) -> tuple[Array, Array]:

@@ -69,9 +69,41 @@ class SLOPVI(TargetSampler):
         kept = blank_rows(self.layout, self.memory_rows, x.dtype)
         return LinearisedState(x, nothing(x, 2), kept, jnp.zeros(self.memory_rows, x.dtype), zero, zero)
 
+    @compiled
+    @exactly
     def step(self, key: Key, state: LinearisedState, batch: Batch) -> tuple[LinearisedState, StepInfo]:
         """Learn from a batch."""
-        return _step(self, key, state, batch)
+        x, past, target, pace = state.particles, state.past, self.target, self.pace
+        batch = cast(batch, x.dtype)
+        check_batch(target, x[0], batch)
+        clock = tick(state, batch)
+        log_predictive, predicted = predicted_rows(batch, jax.vmap(lambda v: _likelihood(target, v, batch.data))(x))
+        gamma = jnp.ones((), x.dtype)
+        if self.half_life is not None:
+            gamma = jnp.exp2(-batch.weight.sum() / self.half_life)
+        if self.memory_rows:
+            check_example(state.kept, batch.data)
+        pool = merged(batch, state.kept, state.weight, gamma)
+        # The first round spreads the particles evenly over the prior, held together by where they started (a prior
+        # may be flat), and lets go of that as it turns to the data.
+        first = (state.round == 0).astype(x.dtype)
+        centre, variance = x.mean(0), jnp.var(x, 0)
+        variance = jnp.where(variance > 0, variance, 1) * WIDER_START**2  # all biases may start at 0
+
+        def log_density(v: Array, beta: Scalar) -> Array:
+            rows = _likelihood(target, v, pool.data) @ (pool.before + beta * (pool.after - pool.before))
+            start = first * (1 - beta) * ((v - centre) ** 2 / variance).sum() / 2
+            return target.log_prior(target.unravel(v)) - start + rows + (1 + beta * (gamma - 1)) * past.value(v)
+
+        settled = pace.settled * jnp.where(state.round == 0, AT_THE_START, 1).astype(x.dtype)
+        warm_up = jnp.where(state.round == 0, min(WARM_UP, pace.looks // 2), 0)
+        key = jax.random.fold_in(key, clock.round)
+        x, W, size = follow(key, log_density, x, pace, settled, warm_up)
+        past, kept, weight = _absorb(self, jax.random.fold_in(key, pace.looks), x, W, past.scaled(gamma), pool)
+        new = LinearisedState(x, past, kept, weight, clock.round, clock.rows)
+        new, finite = keep_if_finite(new, state, (x, past, weight), log_predictive)
+        info = StepInfo(clock.rows, log_predictive, size, finite, predicted)
+        return new._replace(round=clock.round, rows=clock.rows), info
 
 
 def sl_opvi(
@@ -114,42 +146,6 @@ def sl_opvi(
         )
     layout = layout_of(example) if memory_rows else None
     return SLOPVI(target, layout, memory_rows, half_life, Pace() if pace is None else pace)
-
-
-@compiled
-@exactly
-def _step(sampler: SLOPVI, key: Key, state: LinearisedState, batch: Batch) -> tuple[LinearisedState, StepInfo]:
-    x, past, target, pace = state.particles, state.past, sampler.target, sampler.pace
-    batch = cast(batch, x.dtype)
-    check_batch(target, x[0], batch)
-    clock = tick(state, batch)
-    log_predictive, predicted = predicted_rows(batch, jax.vmap(lambda v: _likelihood(target, v, batch.data))(x))
-    gamma = jnp.ones((), x.dtype)
-    if sampler.half_life is not None:
-        gamma = jnp.exp2(-batch.weight.sum() / sampler.half_life)
-    if sampler.memory_rows:
-        check_example(state.kept, batch.data)
-    pool = merged(batch, state.kept, state.weight, gamma)
-    # The first round spreads the particles evenly over the prior, held together by where they started (a prior
-    # may be flat), and lets go of that as it turns to the data.
-    first = (state.round == 0).astype(x.dtype)
-    centre, variance = x.mean(0), jnp.var(x, 0)
-    variance = jnp.where(variance > 0, variance, 1) * WIDER_START**2  # all biases may start at 0
-
-    def log_density(v: Array, beta: Scalar) -> Array:
-        rows = _likelihood(target, v, pool.data) @ (pool.before + beta * (pool.after - pool.before))
-        start = first * (1 - beta) * ((v - centre) ** 2 / variance).sum() / 2
-        return target.log_prior(target.unravel(v)) - start + rows + (1 + beta * (gamma - 1)) * past.value(v)
-
-    settled = pace.settled * jnp.where(state.round == 0, AT_THE_START, 1).astype(x.dtype)
-    warm_up = jnp.where(state.round == 0, min(WARM_UP, pace.looks // 2), 0)
-    key = jax.random.fold_in(key, clock.round)
-    x, W, size = follow(key, log_density, x, pace, settled, warm_up)
-    past, kept, weight = _absorb(sampler, jax.random.fold_in(key, pace.looks), x, W, past.scaled(gamma), pool)
-    new = LinearisedState(x, past, kept, weight, clock.round, clock.rows)
-    new, finite = keep_if_finite(new, state, (x, past, weight), log_predictive)
-    info = StepInfo(clock.rows, log_predictive, size, finite, predicted)
-    return new._replace(round=clock.round, rows=clock.rows), info
 
 
 def _likelihood(target: Target, x: Array, data: Data) -> Array:

@@ -34,9 +34,19 @@ class Langevin(TargetSampler):
         zero = jnp.zeros((), jnp.int32)
         return LangevinState(self.drawn(key, particles), zero, zero)
 
+    @compiled
     def step(self, key: Key, state: LangevinState, batch: Batch) -> tuple[LangevinState, StepInfo]:
         """Learn from a batch."""
-        return _step(self, key, state, batch)
+        x = state.particles
+        batch = cast(batch, x.dtype)
+        clock = tick(state, batch)
+        s, log_predictive, predicted = weigh(self.target, x, batch, clock, self.likelihood_scale, self.prior_weight)
+        alpha, tau = at_round(self.step_size, clock.t), at_round(self.temperature, clock.t)
+        noise = jax.random.normal(jax.random.fold_in(key, clock.round), x.shape, x.dtype)
+        x_new = x + alpha * s + jnp.sqrt(2 * alpha * tau) * noise
+        kept, finite = keep_if_finite(LangevinState(x_new, clock.round, clock.rows), state, x_new, log_predictive)
+        info = StepInfo(clock.rows, log_predictive, root_mean_square(s), finite, predicted)
+        return kept._replace(round=clock.round, rows=clock.rows), info
 
 
 def langevin(
@@ -61,19 +71,3 @@ def langevin(
     """
     step = step if callable(step) else positive_step(step)
     return Langevin(target, step, as_schedule(temperature), as_schedule(prior_weight), likelihood_scale)
-
-
-@compiled
-def _step(sampler: Langevin, key: Key, state: LangevinState, batch: Batch) -> tuple[LangevinState, StepInfo]:
-    x = state.particles
-    batch = cast(batch, x.dtype)
-    clock = tick(state, batch)
-    s, log_predictive, predicted = weigh(
-        sampler.target, x, batch, clock, sampler.likelihood_scale, sampler.prior_weight
-    )
-    alpha, tau = at_round(sampler.step_size, clock.t), at_round(sampler.temperature, clock.t)
-    noise = jax.random.normal(jax.random.fold_in(key, clock.round), x.shape, x.dtype)
-    x_new = x + alpha * s + jnp.sqrt(2 * alpha * tau) * noise
-    kept, finite = keep_if_finite(LangevinState(x_new, clock.round, clock.rows), state, x_new, log_predictive)
-    info = StepInfo(clock.rows, log_predictive, root_mean_square(s), finite, predicted)
-    return kept._replace(round=clock.round, rows=clock.rows), info

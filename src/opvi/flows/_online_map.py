@@ -43,9 +43,20 @@ class OnlineMAP(TargetSampler):
         zero = jnp.zeros((), jnp.int32)
         return MAPState(w, self.optimizer.init(w), zero, zero)
 
+    @compiled
     def step(self, key: Key, state: MAPState, batch: Batch) -> tuple[MAPState, StepInfo]:
         """Learn from a batch."""
-        return _step(self, key, state, batch)
+        w = state.particles
+        batch = cast(batch, w.dtype)
+        clock = tick(state, batch)
+        s, log_predictive, predicted = weigh(self.target, w, batch, clock, self.likelihood_scale, self.prior_weight)
+        move, optimizer_state = self.optimizer.update(-s, state.optimizer, w)
+        w_new = self.project(w + move)
+        kept, finite = keep_if_finite(
+            MAPState(w_new, optimizer_state, clock.round, clock.rows), state, w_new, log_predictive
+        )
+        info = StepInfo(clock.rows, log_predictive, root_mean_square(s), finite, predicted)
+        return kept._replace(round=clock.round, rows=clock.rows), info
 
     def project(self, w: Particles) -> Particles:
         """Return every particle's projection."""
@@ -73,26 +84,6 @@ def online_map(
         projection: $\Pi_W$: `ball(radius)`, `box(lower, upper)`, your own function, or None for no bound.
     """
     return OnlineMAP(target, as_optimizer(step), as_schedule(prior_weight), likelihood_scale, projection)
-
-
-@compiled
-def _step(sampler: OnlineMAP, key: Key, state: MAPState, batch: Batch) -> tuple[MAPState, StepInfo]:
-    w = state.particles
-    batch = cast(batch, w.dtype)
-    clock = tick(state, batch)
-    s, log_predictive, predicted = weigh(
-        sampler.target, w, batch, clock, sampler.likelihood_scale, sampler.prior_weight
-    )
-    move, optimizer_state = sampler.optimizer.update(-s, state.optimizer, w)
-    w_new = sampler.project(w + move)
-    kept, finite = keep_if_finite(
-        MAPState(w_new, optimizer_state, clock.round, clock.rows), state, w_new, log_predictive
-    )
-    info = StepInfo(clock.rows, log_predictive, root_mean_square(s), finite, predicted)
-    return kept._replace(round=clock.round, rows=clock.rows), info
-
-
-# --- projections ----------------------------------------------------------------------------------
 
 
 def ball(radius: float) -> Projection:

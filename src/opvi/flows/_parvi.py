@@ -69,9 +69,25 @@ class ParVI(TargetSampler):
         zero = jnp.zeros((), jnp.int32)
         return ParVIState(x, self.optimizer.init(x), x if self.acceleration else (), zero, zero)
 
+    @compiled
     def step(self, key: Key, state: ParVIState, batch: Batch) -> tuple[ParVIState, ParVIInfo]:
         """Learn from a batch."""
-        return _step(self, key, state, batch)
+        x = state.particles
+        batch = cast(batch, x.dtype)
+        clock = tick(state, batch)
+        y = state.ahead if self.acceleration else x
+        scores, log_predictive, predicted = weigh(
+            self.target, y, batch, clock, self.likelihood_scale, self.prior_weight
+        )
+        u, r, h = self.field(y, scores)
+        v = u + at_round(self.repulsion, clock.t) * r
+        move, optimizer_state = self.optimizer.update(-v, state.optimizer, y)
+        x_new = y + move
+        ahead = self.acceleration.look_ahead(clock.t, x_new, x, y, move) if self.acceleration else ()
+        moved = ParVIState(x_new, optimizer_state, ahead, clock.round, clock.rows)
+        kept, finite = keep_if_finite(moved, state, x_new, log_predictive)
+        info = ParVIInfo(clock.rows, log_predictive, root_mean_square(u), root_mean_square(r), h, finite, predicted)
+        return kept._replace(round=clock.round, rows=clock.rows), info
 
 
 class Settings(TypedDict, total=False):
@@ -107,35 +123,8 @@ def parvi(
         likelihood_scale: $\kappa_t$; `batch_sum` (the paper's), `dataset(N)` or `seen`.
         acceleration: `wag()` or `wnes()`.
     """
-    return ParVI(
-        target,
-        field,
-        as_optimizer(step),
-        as_schedule(prior_weight),
-        as_schedule(repulsion),
-        likelihood_scale,
-        acceleration,
-    )
-
-
-@compiled
-def _step(sampler: ParVI, key: Key, state: ParVIState, batch: Batch) -> tuple[ParVIState, ParVIInfo]:
-    x = state.particles
-    batch = cast(batch, x.dtype)
-    clock = tick(state, batch)
-    y = state.ahead if sampler.acceleration else x
-    scores, log_predictive, predicted = weigh(
-        sampler.target, y, batch, clock, sampler.likelihood_scale, sampler.prior_weight
-    )
-    u, r, h = sampler.field(y, scores)
-    v = u + at_round(sampler.repulsion, clock.t) * r
-    move, optimizer_state = sampler.optimizer.update(-v, state.optimizer, y)
-    x_new = y + move
-    ahead = sampler.acceleration.look_ahead(clock.t, x_new, x, y, move) if sampler.acceleration else ()
-    moved = ParVIState(x_new, optimizer_state, ahead, clock.round, clock.rows)
-    kept, finite = keep_if_finite(moved, state, x_new, log_predictive)
-    info = ParVIInfo(clock.rows, log_predictive, root_mean_square(u), root_mean_square(r), h, finite, predicted)
-    return kept._replace(round=clock.round, rows=clock.rows), info
+    weights = as_schedule(prior_weight), as_schedule(repulsion)
+    return ParVI(target, field, as_optimizer(step), *weights, likelihood_scale, acceleration)
 
 
 def opvi(

@@ -13,21 +13,7 @@ import numpy as np
 from opvi.predictive import Distribution
 from opvi.targets._heads import Head
 from opvi.targets._mlp import MLP
-from opvi.types import (
-    Array,
-    ArrayLike,
-    Batch,
-    Data,
-    DType,
-    Key,
-    Params,
-    Particles,
-    Seed,
-    Start,
-    Tree,
-    as_key,
-    shapes_of,
-)
+from opvi.types import Array, Batch, Data, DType, Key, Params, Particles, Seed, Start, Tree, as_key, shapes_of
 
 
 class Architecture(NamedTuple):
@@ -186,7 +172,7 @@ def cast(batch: Batch, dtype: DType) -> Batch:
             "Wrap rows with `opvi.batch((X, y))`, or iterate over `opvi.stream(...)`."
         )
 
-    def convert(leaf: ArrayLike) -> Array:
+    def convert(leaf: Tree) -> Array:
         leaf = jnp.asarray(leaf)
         return leaf.astype(dtype) if jnp.issubdtype(leaf.dtype, jnp.floating) else leaf
 

@@ -7,7 +7,7 @@ from opvi.tracking._classifier import classifier as classifier
 from opvi.tracking._drift import watched as watched
 from opvi.tracking._regressor import regressor as regressor
 from opvi.tracking._remembering import remembering as remembering
-from opvi.tracking._replay import replay as replay
+from opvi.tracking._remembering import replay as replay
 from opvi.tracking._reservoir import kept_rows as kept_rows
 from opvi.tracking._tracker import tracker as tracker
 from opvi.tracking._wrapped import Wrapped as Wrapped

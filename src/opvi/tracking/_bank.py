@@ -90,9 +90,28 @@ class Bank:
         zero = jnp.zeros((), jnp.int32)
         return BankState(states, start(len(states), states[0].particles.dtype), zero, zero)
 
+    @compiled
     def step(self, key: Key, state: BankState, batch: Batch) -> tuple[BankState, BankInfo]:
         """Predict a batch `(X, y)`, and let every member learn from it."""
-        return _step(self, key, state, batch)
+        x, y = batch.data
+        log_density = jnp.stack([p.log_density(y) for p in _each(self, state, x)])
+        pairs = enumerate(zip(self.members, state.members, strict=True))
+        done = [m.step(jax.random.fold_in(key, i), s, batch) for i, (m, s) in pairs]
+        states, infos = tuple(s for s, _ in done), [info for _, info in done]
+        weight = jnp.asarray(batch.weight).astype(log_density.dtype)
+        rows = logsumexp(state.log_weights[:, None] + log_density, axis=0)
+        log_weights = update(state.log_weights, log_density, weight, rate=self.rate, share=self.share)
+        good = jnp.isfinite(log_weights).all()
+        info = BankInfo(
+            infos[0].rows,
+            mean_over(batch._replace(weight=weight), rows),
+            jnp.stack([i.drift for i in infos]).mean(),
+            jnp.stack([i.finite for i in infos]).all() & good,
+            jnp.exp(state.log_weights),
+            Predicted(rows),
+        )
+        log_weights = jnp.where(good, log_weights, state.log_weights)
+        return BankState(states, log_weights, optax.safe_increment(state.round), infos[0].rows), info
 
     def predict(self, state: BankState, x: Tree) -> Predictive:
         """Return the mixture of the members' predictives at inputs x."""
@@ -127,29 +146,6 @@ def bank(members: Sequence[Sampler], *, rate: float = 0.5, share: float = 0.002)
 def _each(sampler: Bank, state: BankState, x: Tree) -> list[Predictive]:
     pairs = zip(sampler.members, state.members, strict=True)
     return [m.predict(s, x) for m, s in pairs]  # type: ignore[misc]
-
-
-@compiled
-def _step(sampler: Bank, key: Key, state: BankState, batch: Batch) -> tuple[BankState, BankInfo]:
-    x, y = batch.data
-    log_density = jnp.stack([p.log_density(y) for p in _each(sampler, state, x)])
-    pairs = enumerate(zip(sampler.members, state.members, strict=True))
-    done = [m.step(jax.random.fold_in(key, i), s, batch) for i, (m, s) in pairs]
-    states, infos = tuple(s for s, _ in done), [info for _, info in done]
-    weight = jnp.asarray(batch.weight).astype(log_density.dtype)
-    rows = logsumexp(state.log_weights[:, None] + log_density, axis=0)
-    log_weights = update(state.log_weights, log_density, weight, rate=sampler.rate, share=sampler.share)
-    good = jnp.isfinite(log_weights).all()
-    info = BankInfo(
-        infos[0].rows,
-        mean_over(batch._replace(weight=weight), rows),
-        jnp.stack([i.drift for i in infos]).mean(),
-        jnp.stack([i.finite for i in infos]).all() & good,
-        jnp.exp(state.log_weights),
-        Predicted(rows),
-    )
-    log_weights = jnp.where(good, log_weights, state.log_weights)
-    return BankState(states, log_weights, optax.safe_increment(state.round), infos[0].rows), info
 
 
 def mixed(predictives: Sequence[Predictive], log_weights: Array) -> Predictive:

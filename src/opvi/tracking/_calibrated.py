@@ -42,9 +42,16 @@ class Calibrated(Wrapper):
         n, dtype = len(inner.particles), inner.particles.dtype
         return Known(calibration.start(n, 0, dtype), temperature.start(1, dtype))
 
+    @compiled
     def step(self, key: Key, state: Wrapped, batch: Batch) -> tuple[Wrapped, WrappedInfo]:
         """Predict a batch, learn from the errors, and only then from the batch."""
-        return _step(self, key, state, batch)
+        batch = cast(batch, state.particles.dtype)
+        check_batch(self.target, state.particles[0], batch)
+        learnt, predicted = _learn(self, state, batch)
+        inner, info = self.sampler.step(key, state.inner, batch)
+        known = jax.tree.map(lambda new, old: jnp.where(info.finite, new, old), learnt, state.own)
+        told = wrapped_info(info)._replace(log_predictive=mean_over(batch, predicted.log_density), predicted=predicted)
+        return Wrapped(inner, known, inner.round, inner.rows), told
 
     def predict(self, state: Wrapped, x: Tree) -> Predictive:
         """Return the calibrated posterior predictive at inputs x."""
@@ -99,14 +106,3 @@ def _learn(sampler: Calibrated, state: Wrapped, batch: Batch) -> tuple[Known, Pr
     exponents = temperature.update(known.exponents, log_p, y.astype(jnp.int32), batch.weight)
     said = plain._replace(temperature=temperature.temperature(known.exponents))
     return known._replace(exponents=exponents), Predicted(said.log_density(y), probabilities=said.probabilities())
-
-
-@compiled
-def _step(sampler: Calibrated, key: Key, state: Wrapped, batch: Batch) -> tuple[Wrapped, WrappedInfo]:
-    batch = cast(batch, state.particles.dtype)
-    check_batch(sampler.target, state.particles[0], batch)
-    learnt, predicted = _learn(sampler, state, batch)
-    inner, info = sampler.sampler.step(key, state.inner, batch)
-    known = jax.tree.map(lambda new, old: jnp.where(info.finite, new, old), learnt, state.own)
-    told = wrapped_info(info)._replace(log_predictive=mean_over(batch, predicted.log_density), predicted=predicted)
-    return Wrapped(inner, known, inner.round, inner.rows), told

@@ -119,13 +119,46 @@ class Classifier:
         weights, exponents = even_weights(trackers, dtype), temperature.start(1 + trackers, dtype)
         return ClassifierState(scaling.start(self.features, dtype), inner, lines, weights, exponents, zero, zero)
 
+    @compiled
     def step(self, key: Key, state: ClassifierState, batch: Batch) -> tuple[ClassifierState, ClassifierInfo]:
         """Predict a batch `(X, y)`, and learn from it."""
-        return _step(self, key, state, batch)
+        parts, rows = _cut(self, state, batch)
+        here = (batch.weight > 0).sum(dtype=jnp.int32)
+        if len(parts.weight) == 1:
+            new, done = _learn(self, key, state, jax.tree.map(lambda leaf: leaf[0], parts))
+            done = jax.tree.map(lambda leaf: leaf[None], done)
+        else:
 
+            def one(state: ClassifierState, part: Batch) -> tuple[ClassifierState, _Learnt]:
+                learn = partial(_learn, self, key)
+                return jax.lax.cond((part.weight > 0).any(), learn, partial(_skip, self), state, part)
+
+            new, done = jax.lax.scan(one, state, parts)
+        weight, total = done.weight, done.weight.sum()
+        said = jax.tree.map(lambda leaf: leaf.reshape(-1, *leaf.shape[2:])[:rows], done.predicted)
+        log_density = jnp.where(weight > 0, done.predicted.log_density * weight, 0).sum()
+        drift = (done.drift * weight.sum(1)).sum() / jnp.maximum(total, 1e-30)
+        seen = state.rows + jnp.minimum(here, LARGEST_COUNT - state.rows)
+        new = new._replace(round=optax.safe_increment(state.round), rows=seen)
+        log_predictive = jnp.where(total > 0, log_density / jnp.maximum(total, 1e-30), jnp.nan)
+        return new, ClassifierInfo(seen, log_predictive, drift, done.finite.all(), jnp.exp(new.log_weights), said)
+
+    @compiled
     def relearn(self, key: Key, state: ClassifierState, batch: Batch) -> ClassifierState:
         """Learn from rows seen before: they teach the models, and nothing else."""
-        return _relearn(self, key, state, batch)
+        parts, _ = _cut(self, state, batch)
+        (x, y), weight = parts
+
+        def one(state: ClassifierState, part: Batch) -> tuple[ClassifierState, None]:
+            (x, y), weight = part
+            rows = Batch((_scaled(state.moments, x), jnp.clip(y, 0, self.classes - 1)), weight)
+            nets, lines, _ = _learn_models(self, key, state, rows)
+            nets = tuple(new._replace(round=s.round, rows=s.rows) for new, s in zip(nets, state.networks, strict=True))
+            return state._replace(networks=nets, linear=lines), None
+
+        good = _valid(self, x.reshape(-1, x.shape[-1]), y.reshape(-1), weight.reshape(-1)) & (state.rows > 0)
+        new, _ = jax.lax.scan(one, state, parts)
+        return jax.tree.map(lambda a, b: jnp.where(good, a, b), new, state)
 
     def predict(self, state: ClassifierState, x: ArrayLike) -> Predictive:
         """Return the posterior predictive at X."""
@@ -312,49 +345,6 @@ def _skip(sampler: Classifier, state: ClassifierState, rows: Batch) -> tuple[Cla
     p = jnp.full((len(weight), sampler.classes), jnp.nan, weight.dtype)
     said = Predicted(p[:, 0], probabilities=p)
     return state, _Learnt(said, jnp.zeros_like(weight), jnp.zeros((), weight.dtype), jnp.array(True))
-
-
-@compiled
-def _step(
-    sampler: Classifier, key: Key, state: ClassifierState, batch: Batch
-) -> tuple[ClassifierState, ClassifierInfo]:
-    parts, rows = _cut(sampler, state, batch)
-    here = (batch.weight > 0).sum(dtype=jnp.int32)
-    if len(parts.weight) == 1:
-        new, done = _learn(sampler, key, state, jax.tree.map(lambda leaf: leaf[0], parts))
-        done = jax.tree.map(lambda leaf: leaf[None], done)
-    else:
-
-        def one(state: ClassifierState, part: Batch) -> tuple[ClassifierState, _Learnt]:
-            learn = partial(_learn, sampler, key)
-            return jax.lax.cond((part.weight > 0).any(), learn, partial(_skip, sampler), state, part)
-
-        new, done = jax.lax.scan(one, state, parts)
-    weight, total = done.weight, done.weight.sum()
-    said = jax.tree.map(lambda leaf: leaf.reshape(-1, *leaf.shape[2:])[:rows], done.predicted)
-    log_density = jnp.where(weight > 0, done.predicted.log_density * weight, 0).sum()
-    drift = (done.drift * weight.sum(1)).sum() / jnp.maximum(total, 1e-30)
-    seen = state.rows + jnp.minimum(here, LARGEST_COUNT - state.rows)
-    new = new._replace(round=optax.safe_increment(state.round), rows=seen)
-    log_predictive = jnp.where(total > 0, log_density / jnp.maximum(total, 1e-30), jnp.nan)
-    return new, ClassifierInfo(seen, log_predictive, drift, done.finite.all(), jnp.exp(new.log_weights), said)
-
-
-@compiled
-def _relearn(sampler: Classifier, key: Key, state: ClassifierState, batch: Batch) -> ClassifierState:
-    parts, _ = _cut(sampler, state, batch)
-    (x, y), weight = parts
-
-    def one(state: ClassifierState, part: Batch) -> tuple[ClassifierState, None]:
-        (x, y), weight = part
-        rows = Batch((_scaled(state.moments, x), jnp.clip(y, 0, sampler.classes - 1)), weight)
-        nets, lines, _ = _learn_models(sampler, key, state, rows)
-        nets = tuple(new._replace(round=s.round, rows=s.rows) for new, s in zip(nets, state.networks, strict=True))
-        return state._replace(networks=nets, linear=lines), None
-
-    good = _valid(sampler, x.reshape(-1, x.shape[-1]), y.reshape(-1), weight.reshape(-1)) & (state.rows > 0)
-    new, _ = jax.lax.scan(one, state, parts)
-    return jax.tree.map(lambda a, b: jnp.where(good, a, b), new, state)
 
 
 def _valid(sampler: Classifier, x: Array, y: Array, weight: Array) -> Array:

@@ -71,22 +71,18 @@ class Watched(Wrapper):
         """Return a detector that has seen nothing."""
         return start(inner.particles.dtype)
 
+    @compiled
     def step(self, key: Key, state: Wrapped, batch: Batch) -> tuple[Wrapped, WrappedInfo]:
         """Learn from a batch, and say whether the data changed."""
-        return _step(self, key, state, batch)
+        inner, info = self.sampler.step(key, state.inner, batch)
+        # The first batch was predicted from nothing: its loss says nothing about later ones.
+        loss = jnp.where(state.rows > 0, -info.log_predictive, jnp.nan)
+        detector, changed = update(state.own, loss)
+        told = wrapped_info(info)
+        changed = changed if told.changed is None else changed | told.changed
+        return Wrapped(inner, detector, inner.round, inner.rows), told._replace(changed=changed)
 
 
 def watched(sampler: Sampler) -> Watched:
     """The same sampler, whose Info says in `changed` when the data changed."""
     return Watched(sampler)
-
-
-@compiled
-def _step(sampler: Watched, key: Key, state: Wrapped, batch: Batch) -> tuple[Wrapped, WrappedInfo]:
-    inner, info = sampler.sampler.step(key, state.inner, batch)
-    # The first batch was predicted from nothing: its loss says nothing about later ones.
-    loss = jnp.where(state.rows > 0, -info.log_predictive, jnp.nan)
-    detector, changed = update(state.own, loss)
-    told = wrapped_info(info)
-    changed = changed if told.changed is None else changed | told.changed
-    return Wrapped(inner, detector, inner.round, inner.rows), told._replace(changed=changed)

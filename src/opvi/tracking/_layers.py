@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from opvi.filters._blocks import Blocks
+from opvi.filters._covariance import Blocks
 from opvi.targets import MLP, Layer, backward, forward, jacobian
 from opvi.tracking._scaling import Scale, divisor
 from opvi.types import Array, Scalar
@@ -43,9 +43,6 @@ def _activation(z: Array, kind: Scalar) -> tuple[Array, Array]:
     value = jnp.where(kind == RELU, jnp.maximum(z, 0), jnp.where(kind == SINE, sine, bent))
     slope = jnp.where(kind == RELU, (z > 0).astype(z.dtype), jnp.where(kind == SINE, cosine, 1 - bent**2))
     return value, slope
-
-
-# --- a change of units --------------------------------------------------------------------------
 
 
 class Units(NamedTuple):

@@ -10,8 +10,7 @@ import jax.numpy as jnp
 from opvi._steps import compiled, pieces, root_mean_square, tick
 from opvi.filters import _covariance as covariance
 from opvi.filters import _kalman as kalman
-from opvi.filters._blocks import Blocks, within
-from opvi.filters._covariance import Covariance, when
+from opvi.filters._covariance import Blocks, Covariance, when, within
 from opvi.targets import MLP, Layer, cast
 from opvi.tracking import _calibration as calibration
 from opvi.tracking import _layers as layers

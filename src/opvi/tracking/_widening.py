@@ -6,7 +6,7 @@ from typing import Any
 import jax.numpy as jnp
 import numpy as np
 
-from opvi.filters._blocks import Blocks, within
+from opvi.filters._covariance import Blocks, within
 from opvi.filters._kfac import SMALL, WANDERING_DAMPING, KFACState
 from opvi.targets import MLP
 from opvi.tracking._classifier import ClassifierState
