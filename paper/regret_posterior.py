@@ -16,7 +16,7 @@ import numpy as np
 
 import opvi
 from opvi import regret
-from opvi._steps import StepInfo, TargetSampler, compiled, predicted_rows, root_mean_square, tick
+from opvi._steps import StepInfo, TargetSampler, compiled, mean_over, root_mean_square, row_densities, tick
 from opvi.targets import cast
 from opvi.types import Array, Batch, Key, Particles, Sampler, Start
 from paper.results import Book, Check, Experiment, Record, Row, near, no_more_than, summary
@@ -110,7 +110,7 @@ def _step(sampler: HalfFlow, key: Key, state: FlowState, batch: Batch) -> tuple[
     shares = jnp.diff(edges) / batch.weight.sum()
     (x, A), _ = jax.lax.scan(lambda now, share: (_part(sampler, *now, share, batch), None), (x, A), shares)
     finite = jnp.isfinite((x**2).sum())
-    log_predictive, _ = predicted_rows(batch, rows)
+    log_predictive = mean_over(batch, row_densities(rows))
     info = StepInfo(clock.rows, log_predictive, root_mean_square(x - state.particles), finite)
     return FlowState(jnp.where(finite, x, state.particles), A, clock.round, clock.rows), info
 

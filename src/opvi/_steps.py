@@ -183,14 +183,16 @@ def weigh(
     return Weighed(scores, *predicted_rows(batch, scored.log_likelihood))
 
 
-def predicted_rows(batch: Batch, log_likelihood: Array) -> tuple[Scalar, Predicted]:
-    """Return the log predictive density of the rows, from each particle's `[n, B]`: its mean, and that of each row.
-
-    It is NaN for all where one is NaN.
-    """
+def row_densities(log_likelihood: Array) -> Array:
+    """Return the log predictive density of each row, from each particle's `[n, B]`; NaN for all where one is NaN."""
     rows = logsumexp(log_likelihood, axis=0) - math.log(len(log_likelihood))
     # Asked for by name: XLA's fused exponential on a CPU can turn a NaN into a number.
-    rows = jnp.where(jnp.isnan(log_likelihood).any(), jnp.nan, rows)
+    return jnp.where(jnp.isnan(log_likelihood).any(), jnp.nan, rows)
+
+
+def predicted_rows(batch: Batch, log_likelihood: Array) -> tuple[Scalar, Predicted]:
+    """Return the mean log predictive density of a batch, and `row_densities` as what was predicted for each row."""
+    rows = row_densities(log_likelihood)
     return mean_over(batch, rows), Predicted(rows)
 
 

@@ -73,13 +73,10 @@ class OnlineModel:
             if len(self._waiting) >= self.buffer:
                 self.flush()
 
-    def learn_one(self, x: Row, y: Any, w: float = 1.0) -> None:
-        raise NotImplementedError
-
     def learn_many(self, X: Frame, y: Series) -> None:
         """Learn from the rows of a data frame, in their order."""
         for row, target in zip(rows_of(X), y.to_list(), strict=True):
-            self.learn_one(row, target)
+            self.learn_one(row, target)  # type: ignore[attr-defined]
 
     def flush(self) -> None:
         """Learn from the rows that wait, however few there are."""

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from opvi.app.cli._common import CommandError, Commands, above_zero, between, explained, positive, prepare
 
 if TYPE_CHECKING:  # loading them takes a second, which `opvi --help` must not
-    from opvi.app.learn import Learner, RunDirectory
+    from opvi.app.learn import Learner
     from opvi.app.learn._learner import Stop
     from opvi.app.learn._starting import Asked, Ready
     from opvi.app.report._server import Server
@@ -95,17 +95,13 @@ def learn(options: argparse.Namespace) -> int:
             with _signals(stop), alone(run, _asked(options), stop) as made:
                 _learn(made, stop, folder, options.watch)
         except Stopped as why:
-            _stopped(str(why), run, again)
+            saved = run.checkpoints.newest()
+            rows = int(saved["rows"]) if saved else 0
+            print(f"Stopped by {why}. {rows:,} rows are learnt and saved. To resume:", file=sys.stderr)
+            print(f"  {shlex.join(again)}", file=sys.stderr)
             return EXIT.get(str(why), 1)
         _end(made.learner, folder)
     return 0
-
-
-def _stopped(signal_name: str, run: "RunDirectory", again: list[str]) -> None:
-    saved = run.checkpoints.newest()
-    rows = int(saved["rows"]) if saved else 0
-    print(f"Stopped by {signal_name}. {rows:,} rows are learnt and saved. To resume:", file=sys.stderr)
-    print(f"  {shlex.join(again)}", file=sys.stderr)
 
 
 def _learn(made: "Ready", stop: "Stop", folder: Path, watch: int | None) -> None:
