@@ -103,6 +103,27 @@ MUTANTS = [
         "return cast(Step, inner)",
         "tests/test_samplers.py",
     ),
+    Mutant(
+        "A positive target's density without its Jacobian",
+        "src/opvi/app/learn/_positive.py",
+        "log_density=predicted.log_density - z",
+        "log_density=predicted.log_density",
+        "tests/app/test_positive.py",
+    ),
+    Mutant(
+        "Thousands decided without the other columns",
+        "src/opvi/app/tables/_first.py",
+        "form = _form(column, voted, reading.semicolons)",
+        "form = _form(column, None, False)",
+        "tests/app/test_awkward.py",
+    ),
+    Mutant(
+        "Classes compared as floats",
+        "src/opvi/app/tables/_values.py",
+        "if WHOLE.fullmatch(text):",
+        "if False:",
+        "tests/app/test_awkward.py",
+    ),
 ]
 
 

@@ -48,6 +48,7 @@ def add_learn(commands: Commands) -> None:
     command.add_argument(
         "--format", choices=("csv", "tsv", "jsonl", "parquet"), help="determined by the name if omitted"
     )
+    _add_spelling(command)
     command.add_argument("--hidden", metavar="W,W,…", help="widths of the hidden layers; 'none' for a linear model")
     command.add_argument("--particles", type=positive, default=20, metavar="N")
     command.add_argument(
@@ -72,6 +73,20 @@ def add_learn(commands: Commands) -> None:
         help="show the report live, on this computer only",
     )
     command.set_defaults(handler=learn)
+
+
+def _add_spelling(command: argparse.ArgumentParser) -> None:
+    """How values are written, and what kind of number the target is."""
+    command.add_argument("--decimal", choices=(".", ","), help="the decimal sign; determined from the data if omitted")
+    command.add_argument(
+        "--thousands", metavar="SIGN", help="between thousands: a comma, a point, a space, ' or '' for none"
+    )
+    command.add_argument("--date-format", metavar="FORM", help="dmy, mdy, ymd, or a pattern such as %%d.%%m.%%Y")
+    command.add_argument("--na", metavar="WORD,…", help="more words for a missing value, such as -999,unknown")
+    command.add_argument("--fold-case", action="store_true", help="texts that differ by case or spaces are the same")
+    command.add_argument(
+        "--positive", action="store_true", help="the target is always positive: its logarithm is learnt"
+    )
 
 
 def learn(options: argparse.Namespace) -> int:
@@ -137,12 +152,15 @@ def _served(learner: "Learner", folder: Path, port: int) -> "Server":
 def _asked(options: argparse.Namespace) -> "Asked":
     from opvi.app.learn import Settings
     from opvi.app.learn._starting import Asked
+    from opvi.app.tables import Reading
 
     given = vars(options)
     settings, asked = ({name: given[name] for name in kind._fields if name in given} for kind in (Settings, Asked))
     settings["hidden"] = _widths(options.hidden)
     classes = [label.strip() for label in options.classes.split(",")] if options.classes else None
-    return Asked(**{**asked, "settings": Settings(**settings), "classes": classes})
+    na = tuple(options.na.split(",")) if options.na else ()
+    reading = Reading(options.decimal, options.thousands, options.date_format, na, options.fold_case)
+    return Asked(**{**asked, "settings": Settings(**settings), "classes": classes, "reading": reading})
 
 
 def _widths(text: str | None) -> tuple[int, ...] | None:

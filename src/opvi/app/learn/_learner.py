@@ -12,7 +12,7 @@ import numpy as np
 
 from opvi.app.learn import _scores as scoring
 from opvi.app.learn._directory import METRICS, RunDirectory, RunError
-from opvi.app.learn._model import Settings, check_columns, described, model
+from opvi.app.learn._model import Settings, check_columns, described, describes, model
 from opvi.app.tables import Block, Json, Rejected, Schema, Source, cut
 from opvi.running import CheckpointError, Checkpoints, Engine, Fed
 from opvi.running._checkpoint import shaped
@@ -136,7 +136,7 @@ class Learner:
     def restore(self, tree: Json) -> Self:
         """Resume from a checkpoint."""
         try:
-            if tree["about"] != described(self.schema, self.settings):
+            if not describes(tree["about"], self.schema, self.settings):
                 raise RunError(
                     f"{self.run.path / 'run.json'} describes other columns or another model than the checkpoints were "
                     "saved with. Bring the old one back."
@@ -221,6 +221,8 @@ class Learner:
     def count(self, fed: Fed | None) -> None:
         """Add what was predicted for batches to the figures."""
         if fed is not None:
+            if self.schema.positive:  # figures are of the target, not of its logarithm
+                fed = fed._replace(data=(fed.data[0], np.exp(np.asarray(fed.data[1], float))))
             self.scores = scoring.add(self.scores, self.schema.task, fed)
 
     def _set_aside(self, bad: list[Rejected], name: str) -> int:

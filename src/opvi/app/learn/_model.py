@@ -6,6 +6,7 @@ from typing import NamedTuple
 import jax
 
 from opvi.app.learn._directory import RunDirectory, RunError
+from opvi.app.learn._positive import Positive
 from opvi.app.tables import Block, Json, Schema, TableError
 from opvi.running._rows import size_of
 from opvi.tracking import classifier, regressor, remembering, watched
@@ -40,6 +41,7 @@ def model(schema: Schema, settings: Settings) -> Sampler:
     if settings.memory_rows:
         made = remembering(made, settings.memory_rows)
     made = watched(remembering(made, SAMPLE, again=0))
+    made = Positive(made) if schema.positive else made
     size = size_of(jax.eval_shape(made.init, jax.random.key(0)))
     if size > MOST_BYTES:  # before it takes the memory
         raise ValueError(
@@ -53,6 +55,17 @@ def model(schema: Schema, settings: Settings) -> Sampler:
 def widths(task: str, settings: Settings) -> tuple[int, ...]:
     """Return the widths of the hidden layers in use."""
     return HIDDEN[task] if settings.hidden is None else tuple(settings.hidden)
+
+
+def describes(text: object, schema: Schema, settings: Settings) -> bool:
+    """Whether a checkpoint's description is of this schema and these settings; an older opvi had fewer of them."""
+    try:
+        columns, chosen = json.loads(str(text))
+        before = Settings(**chosen)
+        before = before._replace(hidden=None if before.hidden is None else tuple(before.hidden))
+        return Schema.from_json(columns) == schema and before == settings
+    except (ValueError, TypeError):
+        return False
 
 
 def described(schema: Schema, settings: Settings) -> str:

@@ -9,7 +9,8 @@ import numpy as np
 
 from opvi.app.learn import _scores as scoring
 from opvi.app.learn._directory import RunDirectory, RunError
-from opvi.app.learn._model import Settings, about_model, check_columns, described, model
+from opvi.app.learn._model import Settings, about_model, check_columns, describes, model
+from opvi.app.learn._positive import positive_moments
 from opvi.app.tables import Json, Rejected, Schema, Source, TableError
 from opvi.predictive import Predictive
 from opvi.running import CheckpointError, Engine
@@ -55,7 +56,7 @@ def learnt(run: RunDirectory) -> Learnt:
         tree = shaped(tree, {"state": state, "scores": scoring.start(schema.task, len(schema.classes))})
     except CheckpointError as error:
         why = f" ({str(error).rstrip('.')})"
-    if why or tree.get("about") != described(schema, settings):
+    if why or not describes(tree.get("about"), schema, settings):
         raise RunError(
             f"{run.path / 'run.json'} describes other columns or another model than the checkpoints were saved with"
             f"{why}. Bring the old one back."
@@ -101,7 +102,8 @@ def _predicted(engine: Engine, schema: Schema, x: np.ndarray, levels: tuple[floa
     asked = x if len(x) else np.zeros((1, x.shape[1]), x.dtype)  # without rows there is no question
     if schema.task == "regression":
         names = ["mean", "sd", *(f"q{q:g}" for q in levels)]
-        return dict(zip(names, engine.ask(asked, _numbers, levels)[: len(x)].T, strict=True))
+        what = _positive_numbers if schema.positive else _numbers
+        return dict(zip(names, engine.ask(asked, what, levels)[: len(x)].T, strict=True))
     probabilities = engine.ask(asked, Predictive.probabilities)[: len(x), : len(schema.classes)]
     named = np.array(schema.classes, object)[probabilities.argmax(1)]
     return {"prediction": named, **{f"p={label}": p for label, p in zip(schema.classes, probabilities.T, strict=True)}}
@@ -111,3 +113,9 @@ def _numbers(predictive: Predictive, levels: tuple[float, ...]) -> Array:
     """Mean, standard deviation and quantiles, `[rows, …]`."""
     quantiles = predictive.quantile(levels) if levels else ()
     return jnp.stack([predictive.mean(), predictive.sd(), *quantiles], 1)
+
+
+def _positive_numbers(predictive: Predictive, levels: tuple[float, ...]) -> Array:
+    """The same of a target whose logarithm was learnt."""
+    quantiles = jnp.exp(predictive.quantile(levels)) if levels else ()
+    return jnp.stack([*positive_moments(predictive), *quantiles], 1)

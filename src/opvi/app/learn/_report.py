@@ -32,6 +32,8 @@ def _settings(known: Learnt) -> dict[str, str]:
         "seed": str(settings.seed),
         "model": known.sampler.about,
     }
+    if schema.positive:
+        told["scale"] = "the logarithm of the target is learnt; effects are on that scale, figures on the target's own"
     if settings.memory_rows:
         told["rows kept to learn from again"] = f"{settings.memory_rows:,}"
     return told

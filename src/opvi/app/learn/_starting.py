@@ -10,7 +10,7 @@ from opvi.app.learn._directory import RunDirectory, RunError
 from opvi.app.learn._learner import Learner, Place, Stop, blocks_of
 from opvi.app.learn._model import Settings, about_model
 from opvi.app.learn._report import versions
-from opvi.app.tables import FIRST_ROWS, Block, Json, Schema, Source, infer_schema, open_source
+from opvi.app.tables import FIRST_ROWS, Block, Json, Reading, Schema, Source, infer_schema, open_source
 from opvi.running import Checkpoints
 from opvi.running._saving import SAVE_EVERY
 
@@ -27,6 +27,8 @@ class Asked(NamedTuple):
     leave_out: Sequence[str] = ()
     first_rows: int = FIRST_ROWS
     format: str | None = None
+    reading: Reading = Reading()
+    positive: bool = False
     settings: Settings = Settings()
     resume: bool = False
     replayed: bool = False  # a pipe that starts again from its first row
@@ -74,7 +76,16 @@ def _begun(run: RunDirectory, kept: Checkpoints, asked: Asked, stop: Stop) -> Re
     source = open_source(asked.source, asked.format)
     try:
         first = _some(source, asked.first_rows, stop)
-        schema = infer_schema(first, asked.target, asked.task, asked.classes, asked.leave_out, asked.first_rows)
+        schema = infer_schema(
+            first,
+            asked.target,
+            asked.task,
+            asked.classes,
+            asked.leave_out,
+            asked.first_rows,
+            asked.reading._replace(semicolons=source.semicolons),
+            asked.positive,
+        )
         learner = _learner(run, kept, schema, asked.settings, asked)
         run.begin(
             {
@@ -90,7 +101,7 @@ def _begun(run: RunDirectory, kept: Checkpoints, asked: Asked, stop: Stop) -> Re
         raise
     learner.places.append(Place(source.name, source.fingerprint, asked.format, 0))
     again = ["Nothing was learnt here before: beginning."] if asked.resume else []
-    return Ready(learner, source, first, [*again, *schema.notes])
+    return Ready(learner, source, first, [*again, *source.notes, *schema.notes])
 
 
 def _resumed(run: RunDirectory, kept: Checkpoints, asked: Asked) -> Ready:

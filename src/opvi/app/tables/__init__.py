@@ -10,6 +10,7 @@ from opvi.app.tables._block import Json as Json
 from opvi.app.tables._block import Rejected as Rejected
 from opvi.app.tables._block import TableError as TableError
 from opvi.app.tables._block import cut as cut
+from opvi.app.tables._first import Reading as Reading
 from opvi.app.tables._infer import FIRST_ROWS as FIRST_ROWS
 from opvi.app.tables._infer import infer_schema as infer_schema
 from opvi.app.tables._schema import Encoded as Encoded

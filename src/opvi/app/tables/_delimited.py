@@ -10,13 +10,15 @@ import pyarrow as pa
 from pyarrow import csv
 
 from opvi.app.tables._block import MOST_COLUMNS, Block, Rejected, TableError, quoted, shown
+from opvi.app.tables._encodings import AsUtf8
 from opvi.app.tables._feeds import Feed, Reader
 from opvi.app.tables._lines import Grammar, Records, csv_records, whole_lines
+from opvi.app.tables._spelling import MISSING
 
 BOM = b"\xef\xbb\xbf"  # some programs write it before UTF-8
 LONGEST_HEADER = 1 << 17  # bytes
+SEPARATOR = re.compile(rb"sep=([,;\t|])\n", re.IGNORECASE)
 DELIMITERS = ",\t;|"
-MISSING = frozenset(("", "na", "n/a", "nan", "null", "none"))  # in lower case
 MARKS = ["".join(letters) for word in sorted(MISSING) for letters in product(*({c, c.upper()} for c in word))]
 NUMBER = re.compile(r"\s*[+-]?(?:\d+\.?\d*|\.\d+)(?:[eE][+-]?\d+)?\s*", re.ASCII)
 
@@ -26,7 +28,10 @@ class Delimited(Reader):
 
     def __init__(self, feed: Feed, pieces: Iterator[bytes], delimiter: str | None):
         self.feed, self.delimiter = feed, delimiter
-        lines = whole_lines(pieces)
+        text = AsUtf8(pieces)
+        if text.encoding:
+            self.notes = [f"{feed.name} is not UTF-8: it is read as {text.encoding}, Windows' Latin-1"]
+        lines = whole_lines(iter(text))
         header, rest = self._header(lines)
         self.columns = self._names(header)
         self._records = csv_records(chain([rest] if rest else [], lines), self.grammar, len(self.columns))
@@ -39,6 +44,10 @@ class Delimited(Reader):
                 text += more.encode()
                 break
             text = (text + more if text else more.removeprefix(BOM)).lstrip(b"\n")
+            if not text:
+                continue
+            if (said := SEPARATOR.match(text)) is not None:  # what Excel writes before the names
+                self.delimiter, text = said[1].decode(), text[said.end() :]
             if not text:
                 continue
             end = text.index(b"\n") + 1

@@ -7,7 +7,7 @@ import select
 import stat
 import sys
 import zlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import IO, cast
 
@@ -104,6 +104,8 @@ class Feed:
                     parts.append(more)
                     held += len(more)
                 piece = b"".join(parts)
+            elif len(piece) < PIECE:  # what was peeked at, with what follows
+                piece += self.read(PIECE - len(piece))
             yield piece
 
     def pieces(self) -> Iterator[bytes]:
@@ -175,6 +177,7 @@ class Reader:
 
     feed: Feed
     columns: list[str]
+    notes: Sequence[str] = ()  # for the user
 
     @property
     def share(self) -> float | None:

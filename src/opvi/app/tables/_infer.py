@@ -1,30 +1,26 @@
 """The schema, inferred from the first rows."""
 
 import re
-from collections import Counter
 from collections.abc import Iterable, Sequence
 
 import numpy as np
-import pyarrow as pa
 
 from opvi.app.tables._block import Block, TableError, cut, quoted
 from opvi.app.tables._delimited import NUMBER
-from opvi.app.tables._schema import DAY, HASHED, Column, Schema, labels_of, raw
+from opvi.app.tables._first import First, Reading, settle
+from opvi.app.tables._schema import DAY, HASHED, SMALLEST_POSITIVE, Column, Schema, labels_of
 from opvi.app.tables._source import named
-from opvi.app.tables._values import Values, as_booleans, as_dates, as_levels, as_numbers, label
-from opvi.types import LARGEST_VALUE
+from opvi.app.tables._values import label, whole_or_text
 
 FIRST_ROWS = 1_000
 MOST_FEATURES = 4_096
 LEVELS = 32  # of a text that have columns of their own
-NEARLY = 0.95  # of the values decide what a column holds; rows with the others are rejected
 DIFFERENT = 0.9  # of the values: then a text only distinguishes rows
 WHOLE_CLASSES = 10  # a whole-number target with more values is a regression's
 COUNTED = 20  # rows from which on a row number is recognised
-CONVERT = {"number": as_numbers, "boolean": as_booleans, "date": as_dates}
-# Texts that a person reads as numbers or dates: €5, 12 %, 1,234.5 and 3,14; 31/01/2024 and 31.1.24.
-LIKE_NUMBERS = re.compile(r"[+-]?[$£€¥]? ?[+-]?(?:\d{1,3}(?:[,.' ]\d{3})+|\d+)(?:[.,]\d+)? ?[%$£€¥]?", re.ASCII)
-LIKE_DATES = re.compile(r"(?:\d{1,2}([/.-])\d{1,2}\1\d{2,4}|\d{4}([/.])\d{1,2}\2\d{1,2})(?:[ T].*)?", re.ASCII)
+ZEROS = re.compile(r"[+-]?0\d+", re.ASCII)  # 007 is a code, not a number
+
+PLAINLY = Reading()
 
 
 def infer_schema(
@@ -34,6 +30,8 @@ def infer_schema(
     classes: Sequence[str] | None = None,
     leave_out: Sequence[str] = (),
     rows: int = FIRST_ROWS,
+    reading: Reading = PLAINLY,
+    positive: bool = False,
 ) -> Schema:
     """Return what the columns mean, judged by the first rows of a source.
 
@@ -44,6 +42,8 @@ def infer_schema(
             most 10 different values.
         classes: the labels, if some may come later than the first rows.
         leave_out: columns that the model must not see.
+        reading: how numbers, dates and gaps are spelt, as far as the user says so.
+        positive: learn the logarithm of a target that is always positive; predictions are then positive, too.
     """
     if task not in ("auto", "regression", "classification"):
         raise TableError(f"the task {quoted(task)} is not known. Tasks: auto, regression, classification.")
@@ -67,80 +67,21 @@ def infer_schema(
             )
     if target in leave_out:
         raise TableError(f"the target {quoted(target)} cannot be left out.")
-    notes: list[str] = []
-    task, labels, classes = _task(First(blocks, target), task, classes, notes)
+    reading = reading.checked()
+    aim, *firsts = (First(blocks, name, reading) for name in (target, *names) if name not in leave_out)
+    firsts = [first for first in firsts if first.name != target]
+    told = settle([aim, *firsts])
+    notes = [told] if told else []
+    task, labels, classes = _task(aim, task, classes, notes)
+    if positive:
+        _check_positive(aim, task)
     columns = []
-    inputs = [name for name in names if name not in (target, *leave_out)]
-    for name in inputs:
-        column, note = _column(First(blocks, name), alone=len(inputs) == 1)
-        columns += [column] if column else []
-        notes += [f"column {quoted(name)} {note}"] if note else []
-    return _schema(target, task, list(classes), labels, columns, notes)
-
-
-class First:
-    """One column of the first rows."""
-
-    def __init__(self, blocks: list[Block], name: str):
-        self.name = name
-        self.arrays = [raw(block, name, len(block.numbers)) for block in blocks]
-        self.odd = np.concatenate([_nested(block, name) for block in blocks])  # lists and objects, in the rows
-        self.open = any(block.open for block in blocks)
-        self.kind = self._kind()
-
-    @property
-    def nested(self) -> bool:
-        """Whether lists and objects are more than a slip."""
-        there = sum(len(array) - array.null_count for array in self.arrays)
-        return bool(self.odd.sum() > (1 - NEARLY) * (there + self.odd.sum()))
-
-    def _kind(self) -> str:
-        """number, boolean, date, text, or nothing if no value is there."""
-        kind = next((a.type for a in self.arrays if a.null_count < len(a)), pa.null())
-        kind = kind.value_type if pa.types.is_dictionary(kind) else kind
-        if pa.types.is_null(kind):
-            return ""
-        if not pa.types.is_string(kind):
-            return _typed(kind)
-        if not self.levels()[0]:
-            return ""
-        for kind in ("number", "boolean", "date"):
-            values = self.values(kind)
-            there = ~values.missing
-            if values.bad.sum() <= (1 - NEARLY) * there.sum():
-                return kind
-        return "text"
-
-    def values(self, kind: str) -> Values:
-        """The column as one of the kinds; what is infinite or too large is bad."""
-        parts = [CONVERT[kind](array) for array in self.arrays]
-        data, missing, bad = (np.concatenate([part[i] for part in parts]) for i in range(3))
-        large = np.abs(data) > LARGEST_VALUE  # False for NaN
-        return Values(data, missing & ~self.odd, bad | large | self.odd)
-
-    def levels(self) -> tuple[list[str], list[str]]:
-        """Each row's text without the missing ones, and the different texts, the most frequent first."""
-        out: list[str] = []
-        for array in self.arrays:
-            codes, texts = as_levels(array)
-            out += [texts[code] for code in codes.tolist() if code >= 0]
-        return out, [text for text, _ in sorted(Counter(out).items(), key=lambda item: (-item[1], item[0]))]
-
-
-def _nested(block: Block, name: str) -> np.ndarray:
-    out = np.zeros(len(block.numbers), bool)
-    out[block.nested.get(name, [])] = True
-    return out
-
-
-def _typed(kind: pa.DataType) -> str:
-    types = pa.types
-    if types.is_boolean(kind):
-        return "boolean"
-    if types.is_date(kind) or types.is_timestamp(kind):
-        return "date"
-    plain = (types.is_integer, types.is_floating, types.is_decimal, types.is_time, types.is_duration)
-    return "number" if any(test(kind) for test in plain) else "other"
+    for first in firsts:
+        column, note = _column(first, alone=len(firsts) == 1)
+        columns += [column._replace(spelling=first.spelling)] if column else []
+        notes += [f"column {quoted(first.name)} {note}"] if note else []
+    made = _schema(target, task, list(classes), labels, columns, notes)
+    return made._replace(spelling=aim.spelling, positive=positive)
 
 
 def _column(first: First, alone: bool) -> tuple[Column | None, str]:
@@ -169,10 +110,24 @@ def _column(first: First, alone: bool) -> tuple[Column | None, str]:
     return Column(name, first.kind, gaps, float(np.mean(data))), note
 
 
+def _check_positive(first: First, task: str) -> None:
+    if task != "regression":
+        raise TableError(f"the target {quoted(first.name)} has classes, but only a number can be positive.")
+    values = first.values("number")
+    low = float(values.data[~values.missing & ~values.bad].min())
+    if low < SMALLEST_POSITIVE:
+        raise TableError(
+            f"the target {quoted(first.name)} holds {low:g} among the first rows, so it is not always positive. Learn "
+            "it as it is, or add a constant first."
+        )
+
+
 def _text(first: First) -> tuple[Column | None, str]:
+    if first.yes_or_no():
+        first.spelling = first.spelling._replace(fold=True)
     texts, levels = first.levels()
     gaps = bool(len(texts) < len(first.odd) - first.odd.sum())
-    like, plain = _like(texts)
+    like, plain = first.like()
     hint = f"{quoted(texts[0])} and others look like {like}; write {plain} to have them learnt so" if like else ""
     if len(levels) <= LEVELS:
         return Column(first.name, "levels", gaps, levels=sorted(levels)), hint and f"taken as text: {hint}"
@@ -182,14 +137,6 @@ def _text(first: First) -> tuple[Column | None, str]:
     return Column(first.name, "hashed", gaps), f"has {len(levels)} different texts: hashed into {HASHED} columns{hint}"
 
 
-def _like(texts: list[str]) -> tuple[str, str]:
-    """What texts were probably meant to be, and how that is written; nothing if they are just texts."""
-    for pattern, like, plain in ((LIKE_NUMBERS, "numbers", "1234.5"), (LIKE_DATES, "dates", "2024-01-31")):
-        if sum(pattern.fullmatch(text) is not None for text in texts) >= NEARLY * len(texts):
-            return like, plain
-    return "", ""
-
-
 def _task(first: First, task: str, classes: Sequence[str] | None, notes: list[str]) -> tuple[str, str, Sequence[str]]:
     """The task, what the target holds, and the classes."""
     where = f"the target {quoted(first.name)}"
@@ -197,7 +144,7 @@ def _task(first: First, task: str, classes: Sequence[str] | None, notes: list[st
         raise TableError(f"{where} has no value among the first rows, or holds lists or objects. Choose another.")
     if classes is not None and task != "regression":
         labels, given = _given(classes, where)
-        parts = [labels_of(array, labels, given) for array in first.arrays]
+        parts = [labels_of(array, labels, given, first.spelling) for array in first.arrays]
         other = np.concatenate([(codes < 0) & ~missing for codes, missing in parts])
         if other.any():
             notes.append(f"{where}: {other.sum():,} of the first rows hold none of the classes given, and are rejected")
@@ -205,8 +152,9 @@ def _task(first: First, task: str, classes: Sequence[str] | None, notes: list[st
     numeric = first.kind == "number"
     values = first.values("number") if numeric else None
     data = np.unique(values.data[~values.missing & ~values.bad]) if values else np.empty(0)
-    whole = numeric and len(data) <= WHOLE_CLASSES and (data == np.floor(data)).all()
-    if task == "regression" or (task == "auto" and numeric and not whole):
+    whole = bool(numeric and (data == np.floor(data)).all())
+    few = whole and len({whole_or_text(text, first.spelling) for text in first.levels()[1]} - {""}) <= WHOLE_CLASSES
+    if task == "regression" or (task == "auto" and numeric and not few):
         if not numeric:
             held = {"boolean": "truth values", "date": "dates"}.get(first.kind, "text")
             raise TableError(f"{where} holds {held}, but regression needs numbers. Use task classification.")
@@ -214,18 +162,20 @@ def _task(first: First, task: str, classes: Sequence[str] | None, notes: list[st
         return "regression", "number", []
     if task == "auto" and first.kind == "date":
         raise TableError(f"{where} holds dates. Give a column of numbers, or of labels.")
-    if numeric:
-        labels, found = "number", [label(value) for value in data.tolist()]
+    texts = first.levels()[1]
+    if numeric and not any(ZEROS.fullmatch(text) for text in texts):
+        keys = {whole_or_text(text, first.spelling) for text in texts} - {""}
+        labels, found = "number", sorted(keys, key=lambda text: (float(text), int(text) if whole else 0))
         if task == "auto":
             notes.append(
-                f"{where} holds whole numbers with {len(data)} values, taken as classes; else: task regression"
+                f"{where} holds whole numbers with {len(found)} values, taken as classes; else: task regression"
             )
     elif first.kind == "boolean":
         labels, found = "boolean", ["false", "true"]
     else:
-        labels, found = "text", sorted(first.levels()[1])
-        like, plain = _like(first.levels()[0])
-        if task == "auto" and like:
+        labels, found = "text", sorted(_as_written(first))
+        like, plain = first.like()
+        if task == "auto" and like and not numeric:
             raise TableError(
                 f"{where} holds texts such as {quoted(found[0])}, which look like {like}. Write them like {plain}; or, "
                 "if they are labels, say so: task classification."
@@ -239,12 +189,22 @@ def _task(first: First, task: str, classes: Sequence[str] | None, notes: list[st
     return "classification", labels, found
 
 
+def _as_written(first: First) -> list[str]:
+    """The texts of a column, each in its most frequent spelling."""
+    if not first.spelling.fold:
+        return first.levels()[1]
+    first.spelling, key = first.spelling._replace(fold=False), first.spelling.key
+    texts = first.levels()[1]
+    first.spelling = first.spelling._replace(fold=True)
+    return list({key(text): text for text in reversed(texts)}.values())
+
+
 def _given(classes: Sequence[str], where: str) -> tuple[str, list[str]]:
     names = [name.strip() for name in classes]
     if names and all(name.lower() in ("true", "false") for name in names):
         labels, names = "boolean", [name.lower() for name in names]
-    elif names and all(NUMBER.fullmatch(name) for name in names):
-        labels, names = "number", [label(float(name)) for name in names]
+    elif names and all(NUMBER.fullmatch(name) and not ZEROS.fullmatch(name) for name in names):
+        labels, names = "number", [whole_or_text(name) for name in names]
     else:
         labels = "text"
     if len(set(names)) < len(names) or len(names) < 2:

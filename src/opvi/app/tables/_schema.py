@@ -9,13 +9,15 @@ import numpy as np
 import pyarrow as pa
 
 from opvi.app.tables._block import SHOWN, Block, Json, Rejected, TableError, quoted
-from opvi.app.tables._values import Values, as_booleans, as_dates, as_levels, as_numbers, label
+from opvi.app.tables._spelling import PLAIN, Spelling
+from opvi.app.tables._values import TRUTH, Values, as_booleans, as_dates, as_levels, as_numbers, whole_or_text
 from opvi.types import LARGEST_VALUE
 
 HASHED = 32  # columns of a text with many values
 DAY, HOUR = 86_400_000_000, 3_600_000_000  # microseconds
 NEW_YEAR = 10_957 * DAY  # of 2000, since 1970
 YEAR = 365.2425  # days
+SMALLEST_POSITIVE = 1e-30  # of a target whose logarithm is learnt
 WHAT = {
     "number": "is not a number",
     "boolean": "is neither true nor false",
@@ -33,6 +35,7 @@ class Column(NamedTuple):
     levels: list[str] = []  # noqa: RUF012 (never written to): texts with a column each
     start: int = 0  # of a date: the first row's, in microseconds since 1970
     hours: bool = False  # of a date: whether there are times of day
+    spelling: Spelling = PLAIN
 
     @property
     def features(self) -> list[str]:
@@ -69,17 +72,23 @@ class Schema(NamedTuple):
     features: list[str]  # names of the encoded columns, all different
     origin: list[str]  # for each of them, the source's column
     notes: list[str]  # for the user
+    spelling: Spelling = PLAIN  # of the target
+    positive: bool = False  # whether the logarithm of the target is learnt
 
     def to_json(self) -> Json:
         """Return plain lists, dictionaries, numbers and strings."""
-        return {**self._asdict(), "columns": [column._asdict() for column in self.columns]}
+        columns = [{**column._asdict(), "spelling": _spelled(column.spelling)} for column in self.columns]
+        return {**self._asdict(), "columns": columns, "spelling": _spelled(self.spelling)}
 
     @classmethod
     def from_json(cls, data: Json) -> Self:
         """Return the schema that `to_json` wrote."""
         try:
-            return cls(**{**data, "columns": [Column(**column) for column in data["columns"]]})
-        except (TypeError, KeyError) as error:
+            columns = [
+                Column(**{**column, "spelling": _spelling(column.get("spelling", {}))}) for column in data["columns"]
+            ]
+            return cls(**{**data, "columns": columns, "spelling": _spelling(data.get("spelling", {}))})
+        except (TypeError, KeyError, AttributeError) as error:
             raise TableError(
                 f"this is not a schema that this version of opvi wrote ({error}). Start a new run."
             ) from None
@@ -129,12 +138,17 @@ class Schema(NamedTuple):
         where = f"target {quoted(self.target)}"
         _refuse_nested(block, self.target, reasons)
         if self.task == "regression":
-            values = as_numbers(array)
-            _refuse(values, array, "number", where, reasons)
+            values = as_numbers(array, self.spelling)
+            _refuse(values, array, "number", where, reasons, self.spelling)
             _note(values.missing, lambda _: f"{where} is missing", reasons)
             _refuse_large(values.data, where, reasons)
-            return np.where(np.abs(values.data) <= LARGEST_VALUE, values.data, 0.0).astype(np.float32)
-        codes, missing = labels_of(array, self.labels, self.classes)
+            sound = np.abs(values.data) <= LARGEST_VALUE
+            if self.positive:
+                sound &= values.data >= SMALLEST_POSITIVE
+                _note(~sound, lambda i: f"{where}: {_value(array, i)} is not positive", reasons)
+                return np.log(np.where(sound, values.data, 1.0)).astype(np.float32)
+            return np.where(sound, values.data, 0.0).astype(np.float32)
+        codes, missing = labels_of(array, self.labels, self.classes, self.spelling)
         _note(missing, lambda _: f"{where} is missing", reasons)
         known = ", ".join(self.classes[:10]) + (", ..." if len(self.classes) > 10 else "")
         _note(
@@ -143,38 +157,53 @@ class Schema(NamedTuple):
         return codes.astype(np.int32)
 
 
+def _spelled(spelling: Spelling) -> Json:
+    return {**spelling._asdict(), "na": list(spelling.na)}
+
+
+def _spelling(data: Json) -> Spelling:
+    return Spelling(**{**data, "na": tuple(data.get("na", ()))})
+
+
 def raw(block: Block, name: str, rows: int) -> pa.Array:
     """A column of a block; nothing but gaps if it is not there."""
     array = block.columns.get(name)
     return pa.nulls(rows, pa.string()) if array is None else array
 
 
-def labels_of(array: pa.Array, labels: str, classes: list[str]) -> tuple[np.ndarray, np.ndarray]:
-    """The number of each row's class, -1 for none, and where nothing stands."""
-    place = {name: number for number, name in enumerate(classes)}
+def label_key(labels: str, spelling: Spelling) -> Callable[[str], str]:
+    """Return a function: what the spellings of one class have in common."""
     if labels == "text":
-        codes, texts = as_levels(array)
-        known = np.array([place.get(text, -1) for text in texts] + [-1], np.int64)
-        return known[codes], codes < 0
-    values = as_booleans(array) if labels == "boolean" else as_numbers(array)
-    out = np.full(len(values.data), -1, np.int64)
-    for value in np.unique(values.data[~values.missing & ~values.bad]).tolist():
-        name = ("true" if value else "false") if labels == "boolean" else label(value) if np.isfinite(value) else ""
-        out[values.data == value] = place.get(name, -1)
-    return out, values.missing
+        return spelling.key
+    if labels == "boolean":
+        return lambda text: {1.0: "true", 0.0: "false"}.get(TRUTH.get(text.lower(), 2.0), "")
+    return lambda text: whole_or_text(text, spelling)
+
+
+def labels_of(
+    array: pa.Array, labels: str, classes: list[str], spelling: Spelling = PLAIN
+) -> tuple[np.ndarray, np.ndarray]:
+    """The number of each row's class, -1 for none, and where nothing stands."""
+    key = label_key(labels, spelling)
+    place = {key(name): number for number, name in enumerate(classes)}
+    codes, texts = as_levels(array, spelling)
+    gaps = spelling.missing(among_values=labels != "text")
+    known = np.array([place.get(key(text), -1) for text in texts] + [-1], np.int64)
+    gone = np.array([text.lower() in gaps for text in texts] + [True], bool)
+    return known[codes], gone[codes]
 
 
 def encode_column(column: Column, array: pa.Array, out: np.ndarray, reasons: dict[int, str]) -> np.ndarray:
     """Write a column's numbers; the rows with a gap. `reasons` learns of rows that break the schema."""
     where = f"column {quoted(column.name)}"
     if column.kind in ("levels", "hashed"):
-        codes, texts = as_levels(array)
+        codes, texts = as_levels(array, column.spelling)
         missing = codes < 0
         _encode_text(column, codes, texts, out)
     else:
-        values = {"number": as_numbers, "boolean": as_booleans, "date": as_dates}[column.kind](array)
+        values = {"number": as_numbers, "boolean": as_booleans, "date": as_dates}[column.kind](array, column.spelling)
         missing = values.missing
-        _refuse(values, array, column.kind, where, reasons)
+        _refuse(values, array, column.kind, where, reasons, column.spelling)
         if column.kind == "date":
             out[:, 0] = column.mean
             there = np.flatnonzero(~missing & ~values.bad)
@@ -212,8 +241,15 @@ def waves_of(stamps: np.ndarray, column: Column) -> np.ndarray:
     return np.concatenate([((stamps - column.start) / DAY)[:, None], waves], 1)
 
 
-def _refuse(values: Values, array: pa.Array, kind: str, where: str, reasons: dict[int, str]) -> None:
-    _note(values.bad, lambda i: f"{where}: {_value(array, i)} {WHAT[kind]}", reasons)
+def _refuse(
+    values: Values, array: pa.Array, kind: str, where: str, reasons: dict[int, str], spelling: Spelling = PLAIN
+) -> None:
+    what = WHAT[kind]
+    if kind == "date" and spelling.dates:
+        what = f"is not a date in the order {spelling.dates}"
+    if kind == "number" and spelling.decimal == ",":
+        what = "is not a number with a decimal comma"
+    _note(values.bad, lambda i: f"{where}: {_value(array, i)} {what}", reasons)
 
 
 def _refuse_large(data: np.ndarray, where: str, reasons: dict[int, str]) -> None:

@@ -23,6 +23,7 @@ class Source:
         self._feed, self._reader = feed, reader
         self.name: str = feed.name
         self.columns: list[str] = list(reader.columns)
+        self.notes: list[str] = list(reader.notes)  # for the user
         self.fingerprint: str | None = feed.fingerprint()
         self._blocks = self._read(skip, columns)
 
@@ -31,6 +32,11 @@ class Source:
 
     def __exit__(self, *error: object) -> None:
         self.close()
+
+    @property
+    def semicolons(self) -> bool:
+        """Whether semicolons separate the fields, as where a comma is the decimal sign."""
+        return isinstance(self._reader, Delimited) and self._reader.grammar.delimiter == ";"
 
     def close(self) -> None:
         """Close the file. Standard input stays open."""

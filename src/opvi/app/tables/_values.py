@@ -7,19 +7,21 @@ rule. Spaces around a value do not count.
 import re
 from collections.abc import Callable
 from datetime import datetime, timedelta
+from functools import partial
 from typing import NamedTuple
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from opvi.app.tables._delimited import MISSING, NUMBER
+from opvi.app.tables._delimited import NUMBER
+from opvi.app.tables._spelling import EPOCH, PLAIN, Spelling, number, stamp
 
+WHOLE = re.compile(r"[+-]?\d{1,4000}", re.ASCII)
 INFINITE = re.compile(r"[+-]?inf(?:inity)?", re.IGNORECASE)
 DATE = re.compile(
     r"\d{4}-\d\d-\d\d(?:[Tt ]\d\d(?::\d\d(?::\d\d(?:[.,]\d{1,9})?)?)?(?:[Zz]|[+-]\d\d(?::?\d\d)?)?)?", re.ASCII
 )
-EPOCH = datetime(1970, 1, 1)
 FIRST, LAST = ((bound - EPOCH) // timedelta(microseconds=1) for bound in (datetime.min, datetime.max))
 TRUTH = {"true": 1.0, "false": 0.0, "1": 1.0, "0": 0.0}
 SECOND = {"s": 1, "ms": 10**3, "us": 10**6, "ns": 10**9}  # units in a second
@@ -33,13 +35,14 @@ class Values(NamedTuple):
     bad: np.ndarray  # [n] bool: there is a value, but not of this kind
 
 
-def as_numbers(array: pa.Array) -> Values:
+def as_numbers(array: pa.Array, spelling: Spelling = PLAIN) -> Values:
     """Numbers in float64; infinity is kept."""
     kind = array.type
     if pa.types.is_dictionary(kind):
-        return _taken(as_numbers(array.dictionary), array.indices, np.nan)
+        return _taken(as_numbers(array.dictionary, spelling), array.indices, np.nan)
     if pa.types.is_string(kind):
-        return _quickly(array, lambda texts: _floats(texts.cast(pa.float64())), _number, np.nan)
+        quick = (lambda texts: _floats(texts.cast(pa.float64()))) if spelling.decimal == "." else None
+        return _quickly(array, quick, partial(_number, spelling=spelling), np.nan, spelling)
     if pa.types.is_boolean(kind):
         array = array.cast(pa.int8())
     elif pa.types.is_time(kind) or pa.types.is_duration(kind):
@@ -53,24 +56,26 @@ def as_numbers(array: pa.Array) -> Values:
     return Values(data, missing, np.zeros(len(data), bool))
 
 
-def as_booleans(array: pa.Array) -> Values:
+def as_booleans(array: pa.Array, spelling: Spelling = PLAIN) -> Values:
     """1 for true, 0 for false."""
     if pa.types.is_dictionary(array.type):
-        return _taken(as_booleans(array.dictionary), array.indices, np.nan)
+        return _taken(as_booleans(array.dictionary, spelling), array.indices, np.nan)
     if pa.types.is_string(array.type):
-        return _singly(array, lambda text: TRUTH[text.lower()], np.nan)
+        return _singly(array, lambda text: TRUTH[text.lower()], np.nan, spelling)
     values = as_numbers(array)
     bad = ~values.missing & ~np.isin(values.data, (0.0, 1.0))
     return Values(np.where(bad, np.nan, values.data), values.missing, values.bad | bad)
 
 
-def as_dates(array: pa.Array) -> Values:
+def as_dates(array: pa.Array, spelling: Spelling = PLAIN) -> Values:
     """Microseconds since 1970 in int64, in UTC where a zone is given; years 1 to 9999."""
     kind = array.type
     if pa.types.is_dictionary(kind):
-        return _taken(as_dates(array.dictionary), array.indices, 0)
+        return _taken(as_dates(array.dictionary, spelling), array.indices, 0)
     if pa.types.is_string(kind):
-        return _quickly(array, _stamps, _date, 0)
+        if not spelling.dates:
+            return _quickly(array, _stamps, _date, 0, spelling)
+        return _quickly(array, None, partial(stamp, order=spelling.dates), 0, spelling)
     if pa.types.is_date32(kind):
         per, array = 1 / 86_400, array.cast(pa.int32())
     elif pa.types.is_date64(kind):
@@ -87,7 +92,7 @@ def as_dates(array: pa.Array) -> Values:
     return Values(data, missing, bad & ~missing)
 
 
-def as_levels(array: pa.Array) -> tuple[np.ndarray, list[str]]:
+def as_levels(array: pa.Array, spelling: Spelling = PLAIN) -> tuple[np.ndarray, list[str]]:
     """For each row the place of its text in a list, -1 where it is missing. The list may name a text twice."""
     kind = array.type
     if not pa.types.is_dictionary(kind):
@@ -97,9 +102,10 @@ def as_levels(array: pa.Array) -> tuple[np.ndarray, list[str]]:
     elif not pa.types.is_string(kind.value_type):
         array = pa.DictionaryArray.from_arrays(array.indices, _spelt(array.dictionary))
     texts = [(text or "").strip() for text in array.dictionary.to_pylist()]
-    known = np.array([text.lower() not in MISSING for text in texts] + [False], bool)
+    missing = spelling.missing()
+    known = np.array([text.lower() not in missing for text in texts] + [False], bool)
     codes = array.indices.fill_null(-1).to_numpy(zero_copy_only=False).astype(np.int64)
-    return np.where(known[codes], codes, -1), texts
+    return np.where(known[codes], codes, -1), [spelling.key(text) for text in texts]
 
 
 def _spelt(array: pa.Array) -> pa.Array:
@@ -108,6 +114,8 @@ def _spelt(array: pa.Array) -> pa.Array:
         return pa.nulls(len(array), pa.string())
     if pa.types.is_boolean(array.type):
         return pc.if_else(array, "true", "false")
+    if pa.types.is_integer(array.type):
+        return array.cast(pa.string())  # beyond 2^53, too
     values = as_numbers(array)
     if values.bad.any():  # dates, and types that nobody expects
         try:
@@ -120,6 +128,17 @@ def _spelt(array: pa.Array) -> pa.Array:
 def label(value: float) -> str:
     """A number as the name of a class or level."""
     return str(int(value)) if value == value // 1 and abs(value) < 1e15 else repr(value)
+
+
+def whole_or_text(text: str, spelling: Spelling = PLAIN) -> str:
+    """What spellings of the same number have in common, however many digits a whole one has; nothing if it is none."""
+    try:
+        if WHOLE.fullmatch(text):
+            return str(int(text))
+        value = _number(text, spelling)
+        return str(int(value)) if value == value // 1 else repr(value)
+    except (ValueError, OverflowError):
+        return ""
 
 
 def _nothing(array: pa.Array, blank: float) -> Values:
@@ -136,10 +155,18 @@ def _taken(values: Values, indices: pa.Array, blank: float) -> Values:
 
 
 def _quickly(
-    array: pa.Array, quick: Callable[[pa.Array], np.ndarray | None], slow: Callable[[str], float], blank: float
+    array: pa.Array,
+    quick: Callable[[pa.Array], np.ndarray | None] | None,
+    slow: Callable[[str], float],
+    blank: float,
+    spelling: Spelling,
 ) -> Values:
     """All of a text array at once; if that fails, without spaces and words for missing; if that fails, one by one."""
-    for attempt in (lambda: array, lambda: _tidied(array)):
+    if quick is None:  # each text that differs, once
+        array = array.dictionary_encode()
+        return _taken(_singly(array.dictionary, slow, blank, spelling), array.indices, blank)
+    ways = (lambda: _tidied(array, spelling),) if spelling.na else (lambda: array, lambda: _tidied(array, spelling))
+    for attempt in ways:
         texts = attempt()
         try:
             data = quick(texts)
@@ -147,12 +174,12 @@ def _quickly(
             continue
         if data is not None:
             return Values(data, texts.is_null().to_numpy(zero_copy_only=False), np.zeros(len(data), bool))
-    return _singly(array, slow, blank)
+    return _singly(array, slow, blank, spelling)
 
 
-def _tidied(array: pa.Array) -> pa.Array:
+def _tidied(array: pa.Array, spelling: Spelling) -> pa.Array:
     trimmed = pc.ascii_trim_whitespace(array)
-    words = pc.is_in(pc.ascii_lower(trimmed), value_set=pa.array(sorted(MISSING)))
+    words = pc.is_in(pc.ascii_lower(trimmed), value_set=pa.array(sorted(spelling.missing(True))))
     return pc.if_else(words, pa.scalar(None, pa.string()), trimmed)
 
 
@@ -172,13 +199,14 @@ def _stamps(array: pa.Array) -> np.ndarray | None:
     return data if ((data >= FIRST) & (data <= LAST)).all() else None
 
 
-def _singly(array: pa.Array, parse: Callable[[str], float], blank: float) -> Values:
-    """Each text by itself. `parse` gives a value, None where it is missing, or raises."""
+def _singly(array: pa.Array, parse: Callable[[str], float], blank: float, spelling: Spelling = PLAIN) -> Values:
+    """Each text by itself. `parse` gives a value or raises."""
     data = np.full(len(array), blank)
     missing, bad = np.zeros(len(array), bool), np.zeros(len(array), bool)
+    words = spelling.missing(True)
     for place, text in enumerate(array.to_pylist()):
         text = (text or "").strip()
-        if text.lower() in MISSING:
+        if text.lower() in words:
             missing[place] = True
             continue
         try:
@@ -188,10 +216,10 @@ def _singly(array: pa.Array, parse: Callable[[str], float], blank: float) -> Val
     return Values(data, missing, bad)
 
 
-def _number(text: str) -> float:
-    if not (NUMBER.fullmatch(text) or INFINITE.fullmatch(text)):
-        raise ValueError
-    return float(text)
+def _number(text: str, spelling: Spelling = PLAIN) -> float:
+    if spelling.decimal == "." and (NUMBER.fullmatch(text) or INFINITE.fullmatch(text)):
+        return float(text)
+    return number(text, spelling)
 
 
 def _date(text: str) -> int:
