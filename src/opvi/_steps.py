@@ -81,8 +81,26 @@ class TargetSampler:
         """Return the posterior predictive at inputs x, as `opvi.predict` does."""
         return predict(self.target, state.particles, x)
 
+    def draws(self, state: State, key: Key, n: int) -> Particles:
+        """Return n draws from the posterior, `[n, d]`: of particles that stand for it, each as often as the others."""
+        return dealt(state.particles, key, n)
+
     def __str__(self) -> str:
         return self.about or repr(self)
+
+
+def dealt(particles: Particles, key: Key, n: int) -> Particles:
+    """Return n of the particles in random order, each as often as the others, as far as n can be divided."""
+    order = jnp.concatenate(
+        [jax.random.permutation(jax.random.fold_in(key, i), len(particles)) for i in range(-(-n // len(particles)))]
+    )
+    return particles[order[:n]]
+
+
+def posterior_draws(sampler: object, state: State, key: Key, n: int) -> Particles:
+    """Return n draws from what a sampler believes; of one without `draws`, its particles stand for it."""
+    found = getattr(sampler, "draws", None)
+    return dealt(state.particles, key, n) if found is None else found(state, key, n)
 
 
 class StepInfo(NamedTuple):

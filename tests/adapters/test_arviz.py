@@ -186,3 +186,31 @@ def test_a_missing_library_is_named(name, library):
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert f"ImportError: `opvi.{name}` needs" in done.stderr
     assert f'pip install "opvi[{library}]"' in done.stderr
+
+
+def test_particles_with_covariances_are_exported_as_draws():
+    """More than 50 parameters, linear: the sds are the posterior's, where the particles are one point."""
+    rng = np.random.default_rng(0)
+    X = rng.normal(size=(300, 55)).astype(np.float32)
+    y = (X[:, 0] + 0.5 * rng.normal(size=300)).astype(np.float32)
+    tracker = opvi.tracker(opvi.linear_regression(55, noise=0.25))
+    state, _ = opvi.run(tracker, opvi.stream((X, y), 50), 0)
+    design = np.column_stack([X, np.ones(300)]).astype(float)
+    sd = np.sqrt(np.diag(np.linalg.inv(np.eye(56) + design.T @ design / 0.25)))[:-1]
+    labels = [f"x{i}" for i in range(55)]
+    made = opvi.to_arviz(
+        state,
+        tracker,
+        (X[:5], y[:5]),
+        draws=4000,
+        coords={"column": labels},
+        dims={"weights.0.weights": ["column", "output"]},
+    )
+    weights = made["posterior"]["weights.0.weights"]
+    assert weights.dims == ("chain", "draw", "column", "output")
+    assert list(weights["column"].values) == labels
+    np.testing.assert_allclose(np.asarray(weights)[0, :, :, 0].std(0), sd, rtol=5 / np.sqrt(8000))
+    assert made["log_likelihood"]["y"].shape == (1, 4000, 5)
+    assert opvi.to_arviz(state, tracker)["posterior"]["weights.0.bias"].shape[1] == 1000
+    with pytest.raises(ValueError, match="`dims` names z, but the variables are"):
+        opvi.to_arviz(state, tracker, dims={"z": ["a"]})

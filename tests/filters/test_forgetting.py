@@ -7,6 +7,7 @@ import pytest
 
 import opvi
 from opvi.filters import _covariance as covariance
+from opvi.filters import _gauss_newton
 from opvi.types import Batch
 
 KEY = jax.random.key(0)
@@ -21,13 +22,14 @@ def batches(rounds, rows, seed=0):
         yield x, (x @ [1.0, -2.0] + 0.5 * rng.normal(size=rows)).astype(np.float32)
 
 
-def discounted(given, gammas, noises, prior=4.0):
-    """Weighted least squares: batch k counts γ of every later round, and so does the prior."""
-    precision, score = np.eye(3) / prior, np.zeros(3)
+def discounted(given, gammas, noises, prior=4.0, *, prior_fades=False):
+    """Weighted least squares: batch k counts γ of every later round; the prior, whole, or as if it came before all."""
+    home = np.eye(3) / prior
+    precision, score = home, np.zeros(3)
     for (x, y), gamma, noise in zip(given, gammas, noises, strict=True):
         a = np.concatenate([x, np.ones((len(x), 1))], 1).astype(float)
-        precision = gamma * (precision + a.T @ a / noise)
-        score = gamma * (score + a.T @ y / noise)
+        precision = gamma * precision + a.T @ a / noise + (0 if prior_fades else (1 - gamma) * home)
+        score = gamma * score + a.T @ y / noise
     return np.linalg.solve(precision, score), np.linalg.inv(precision)
 
 
@@ -45,6 +47,18 @@ def test_a_half_life_is_weighted_least_squares(half_life, rows):
     state = learnt(opvi.gauss_newton(LINEAR, half_life=half_life), given)
     gamma = 2 ** (-rows / half_life)
     mean, spread = discounted(given, [gamma] * 40, [NOISE] * 40)
+    np.testing.assert_allclose(state.particles[0], mean, rtol=5e-3, atol=2e-3)
+    np.testing.assert_allclose(covariance.variances(state.past)[0, 0], np.diag(spread), rtol=1e-2)
+
+
+@pytest.mark.parametrize("rows", [1, 6])
+def test_curved_models_forget_before_they_learn(rows, monkeypatch):
+    """Stored covariances are the posterior's, not yet forgotten; a network's prior fades as the rows do."""
+    monkeypatch.setattr(_gauss_newton, "linear_outputs", lambda *_: False)
+    given = list(batches(40, rows))
+    own = opvi.linear_regression(2, noise=NOISE + 1e-6, prior_variance=4.0)  # nobody has compiled it yet
+    state = learnt(opvi.gauss_newton(own, half_life=30.0), given)
+    mean, spread = discounted(given, [2 ** (-rows / 30)] * 40, [NOISE] * 40, prior_fades=True)
     np.testing.assert_allclose(state.particles[0], mean, rtol=5e-3, atol=2e-3)
     np.testing.assert_allclose(covariance.variances(state.past)[0, 0], np.diag(spread), rtol=1e-2)
 

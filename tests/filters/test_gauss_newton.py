@@ -7,24 +7,23 @@ import pytest
 
 import opvi
 from opvi.filters import _covariance as covariance
-from opvi.filters._gauss_newton import has_gaussian_prior
+from opvi.filters._prior import gaussian_prior
 
 KEY = jax.random.key(0)
 
 
 def test_on_a_linear_model_it_is_exact():
-    """Every particle ends where the Kalman filter started from it would, with the posterior's own covariance."""
+    """Every particle ends at the posterior's mean, wherever it started, with the posterior's own covariance."""
     rng = np.random.default_rng(0)
     X = rng.normal(size=(60, 2)).astype(np.float32)
     y = (X @ [0.7, -0.4] + 0.2 + 0.5 * rng.normal(size=60)).astype(np.float32)
     target = opvi.linear_regression(2, noise=0.25, prior_variance=4.0)
     algorithm = opvi.gauss_newton(target, forgetting=1.0)
     state, _ = opvi.run(algorithm, opvi.stream((X, y), opvi.schedules.power(0.5)), KEY, particles=3)
-    start = np.asarray(opvi.draw(target, KEY, 3), float)
     design = np.column_stack([X, np.ones(60)]).astype(float)
     precision = design.T @ design / 0.25 + np.eye(3) / 4
-    expected = np.linalg.solve(precision, (design.T @ y / 0.25)[:, None] + start.T / 4).T
-    np.testing.assert_allclose(state.particles, expected, rtol=1e-3, atol=1e-4)
+    expected = np.linalg.solve(precision, design.T @ y / 0.25)
+    np.testing.assert_allclose(state.particles, np.tile(expected, (3, 1)), rtol=1e-3, atol=1e-4)
     for matrix in state.past.matrices[:, 0]:
         np.testing.assert_allclose(matrix, np.linalg.inv(precision), rtol=1e-3, atol=1e-6)
 
@@ -40,7 +39,8 @@ def test_a_step_of_a_classifier_is_a_gauss_newton_step(classes):
     new, _ = algorithm.step(KEY, state, opvi.batch((X, y), pad_to=8))
     with jax.enable_x64(True):
         data = jnp.asarray(X, jnp.float64), jnp.asarray(y)
-        for before, after in zip(state.particles, new.particles, strict=True):
+        for after in new.particles:
+            before = jnp.zeros_like(after)  # the prior's mean: the model is linear in its parameters
             w = jnp.asarray(before, jnp.float64)
 
             def loss(v):
@@ -135,8 +135,13 @@ def test_a_correlated_prior_is_not_taken_for_independent_parts():
     precision = jnp.eye(3) + 0.3 * (1 - jnp.eye(3))  # its rows' sums, all that the direction (1, 1, 1) shows, are alike
     for matrix, independent in ((precision, False), (jnp.diag(jnp.array([1.0, 2.0, 5.0])), True)):
         target = opvi.target(
-            log_prior=lambda v, matrix=matrix: -v @ matrix @ v / 2,
+            log_prior=lambda v, matrix=matrix: -(v - 0.5) @ matrix @ (v - 0.5) / 2,
             log_likelihood=lambda v, data: -((data - v[0]) ** 2),
             init=lambda key: jax.random.normal(key, (3,)),
         )
-        assert has_gaussian_prior(target) == independent
+        prior = gaussian_prior(target)
+        assert (prior.covariance is None) == independent
+        np.testing.assert_allclose(prior.mean, 0.5, rtol=1e-4)
+        np.testing.assert_allclose(prior.variance, np.diag(np.linalg.inv(matrix)), rtol=1e-4)
+        if not independent:
+            np.testing.assert_allclose(prior.covariance, np.linalg.inv(matrix), rtol=1e-4)

@@ -1,7 +1,7 @@
 r"""Particles as ArviZ data: posterior, predictions, log likelihoods, the data, and where in the stream they stand."""
 
 import warnings
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from functools import partial
 from importlib.metadata import version
 from typing import Any
@@ -10,6 +10,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from opvi._steps import dealt, posterior_draws
+from opvi.filters import GaussNewtonState
 from opvi.predictive import predict
 from opvi.running._rows import batch
 from opvi.targets import Target, cast
@@ -23,6 +25,7 @@ except ImportError as error:
     raise ImportError('`opvi.to_arviz` needs ArviZ: `pip install "opvi[arviz]"`.') from error
 
 Group = dict[str, Array]
+SPREAD_DRAWS = 1000  # from particles that hold covariances, if nobody says how many
 
 
 def to_arviz(
@@ -31,12 +34,17 @@ def to_arviz(
     data: Data = None,
     *,
     constant_data: Mapping[str, ArrayLike] | None = None,
+    draws: int | None = None,
+    coords: Mapping[str, Sequence[object]] | None = None,
+    dims: Mapping[str, Sequence[str]] | None = None,
     key: Seed = 0,
 ) -> Any:
     """Return particles and what they say about some rows as ArviZ's container: `InferenceData`, or a `DataTree`.
 
-    The draws of the one chain are the particles. Attributes say where in the stream they stand. Particles are placed,
-    not drawn one after the other, so ESS and R-hat mean nothing: `az.summary(..., kind="stats")` leaves them out.
+    The draws of the one chain are the particles, or, of a sampler whose particles hold covariances
+    (`opvi.gauss_newton`), draws from what it believes: `sampler.draws(state, key, n)`. Attributes say where in the
+    stream they stand. Particles are placed, not drawn one after the other, so ESS and R-hat mean nothing:
+    `az.summary(..., kind="stats")` leaves them out.
 
     Args:
         state: what `opvi.run` or a step returned. A bank's members are resampled by their weights.
@@ -46,7 +54,10 @@ def to_arviz(
             target, and their particles are plain numbers.
         data: rows to predict and to score, in the layout of the stream; log likelihoods take particles × rows numbers.
         constant_data: name -> array, kept as they are next to the data's inputs.
-        key: of the predictive draws; a JAX key or an integer seed.
+        draws: how many; by default the particles, or 1,000 where they hold covariances.
+        coords: name of a dimension -> its labels, as ArviZ takes them.
+        dims: name of a variable -> the names of its dimensions, after chain and draw; rows are `row` by themselves.
+        key: of the draws; a JAX key or an integer seed.
     """
     sampler = None if isinstance(model, Target) else model
     if sampler is not None and not hasattr(sampler, "step"):
@@ -54,7 +65,7 @@ def to_arviz(
     if not hasattr(state, "particles"):
         raise TypeError(f"`state` is a {type(state).__name__}, but must be a sampler's: `state, _ = opvi.run(...)`.")
     target = model if isinstance(model, Target) else _target_of(model)
-    particles, note = _particles(state)
+    particles, note = _drawn(state, sampler, draws, as_key(key))
     if target is None:
         scaled = "in the sampler's own units: `opvi.regressor` and `opvi.classifier` standardise inputs and outputs"
         note = f"{scaled}; {note}" if note else scaled
@@ -71,7 +82,26 @@ def to_arviz(
         groups |= _about_rows(state, particles, target, sampler, data, as_key(key))
     if constant_data is not None:
         groups["constant_data"] = {**groups.get("constant_data", {}), **constant_data}
-    return _container(groups, about)
+    return _container(groups, about, coords, dims)
+
+
+def _drawn(state: State, sampler: Sampler | None, draws: int | None, key: Key) -> tuple[Particles, str]:
+    """Return the draws that stand for the posterior, and a note on what they are."""
+    inner: Any = state
+    while hasattr(inner, "inner"):
+        inner = inner.inner
+    spread = isinstance(inner, GaussNewtonState)
+    if draws is not None and draws < 1:
+        raise ValueError(f"`draws` is {draws}, but must be at least 1.")
+    if sampler is not None and (spread or draws is not None):
+        count = draws or SPREAD_DRAWS
+        return posterior_draws(sampler, state, key, count), f"{count} draws from the posterior"
+    particles, note = _particles(state)
+    if draws is not None:
+        particles = dealt(particles, key, draws)
+    if spread:
+        note = "particles alone, narrower than the posterior by what their covariances hold: give the sampler"
+    return particles, note
 
 
 def _target_of(sampler: object) -> Target | None:
@@ -84,19 +114,30 @@ def _target_of(sampler: object) -> Target | None:
     return targets.pop() if len(targets) == 1 else None
 
 
-def _container(groups: dict[str, Group], about: dict[str, str | int]) -> Any:
+def _container(
+    groups: dict[str, Group],
+    about: dict[str, str | int],
+    coords: Mapping[str, Sequence[object]] | None = None,
+    own_dims: Mapping[str, Sequence[str]] | None = None,
+) -> Any:
     """Return ArviZ's container, with the particles as one chain."""
     by_row = ("observed_data", "log_likelihood", "posterior_predictive")
     dims = {name: ["row"] for group in by_row for name in groups.get(group, {})}
+    dims |= {name: list(names) for name, names in (own_dims or {}).items()}
+    unknown = set(own_dims or {}) - {name for values in groups.values() for name in values}
+    if unknown:
+        known = ", ".join(dict.fromkeys(name for values in groups.values() for name in values))
+        raise ValueError(f"`dims` names {', '.join(sorted(unknown))}, but the variables are: {known}.")
+    labels = {name: list(values) for name, values in (coords or {}).items()}
     arrays: dict[str, Any] = {
         group: {name: np.asarray(value) for name, value in values.items()} for group, values in groups.items() if values
     }
     for group in {"posterior", "log_likelihood", "posterior_predictive"} & arrays.keys():
         arrays[group] = {name: value[None] for name, value in arrays[group].items()}
     if int(arviz.__version__.split(".")[0]) >= 1:
-        made = arviz.from_dict(arrays, dims=dims)
+        made = arviz.from_dict(arrays, dims=dims, coords=labels)
     else:
-        made = arviz.from_dict(**arrays, dims=dims)
+        made = arviz.from_dict(**arrays, dims=dims, coords=labels)
     for holder in (made, made["posterior"]):
         holder.attrs.update(about)
     return made

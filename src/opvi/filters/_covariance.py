@@ -93,6 +93,89 @@ def shed(C: Covariance, Z: Array, gamma: Array, largest: Array) -> Covariance:
     return Covariance(when(moved & (updates == 0), mend, matrices), updates)
 
 
+class Fading(NamedTuple):
+    """Forgetting, as what it does to a covariance: $C \\gets s C s + \\mathrm{diag}(l)$."""
+
+    scale: Array  # s: [n, K, D]
+    loose: Array  # l: [n, K, D]
+
+
+def fading(C: Covariance, gamma: Array, largest: Array) -> Fading:
+    """Return the forgetting of `shed`, to be done before rows are absorbed instead of after."""
+    variance = jnp.maximum(variances(C), SMALLEST_SHARE * largest)
+    scale = jnp.sqrt(jnp.minimum(1, largest * gamma / variance) / gamma)
+    return Fading(scale, LOOSENING * (1 / gamma - 1) * variance * scale**2)
+
+
+def faded_times(rows: Array, C: Covariance, fade: Fading) -> Array:
+    """Return the product of rows `[n, K, R, D]` with the covariances after forgetting."""
+    return ((rows * fade.scale[:, :, None]) @ C.matrices) * fade.scale[:, :, None] + rows * fade.loose[:, :, None]
+
+
+@exactly
+def faded_shed(C: Covariance, fade: Fading, Z: Array, largest: Array) -> Covariance:
+    r"""Return the covariances after forgetting, $- Z^\top Z$: what is stored is the posterior's, not yet forgotten."""
+    diagonal = jnp.eye(Z.shape[-1], dtype=Z.dtype)[None, None]
+    matrices = C.matrices * (fade.scale[..., :, None] * fade.scale[..., None, :]) + fade.loose[..., None] * diagonal
+    matrices = matrices - jnp.einsum("nkrd,nkre->nkde", Z, Z)
+
+    def mend(matrices: Array) -> Array:
+        after = jnp.maximum(jnp.diagonal(matrices, axis1=2, axis2=3), SMALLEST_SHARE * largest)
+        return (matrices + matrices.mT) / 2 * (1 - diagonal) + after[..., None] * diagonal
+
+    moved = (Z != 0).any()
+    updates = jnp.where(moved, (C.updates + 1) % MEND_EVERY, C.updates)
+    return Covariance(when(moved & (updates == 0), mend, matrices), updates)
+
+
+@exactly
+def restored(C: Array, w: Array, gamma: Array, mean: Array, precision: Array) -> tuple[Array, Array]:
+    r"""Return the covariance and mean of a Gaussian $N(w, C)^{\gamma}$ times the prior's density to $1 - \gamma$.
+
+    $$M = \gamma I + (1 - \gamma)\, C P_0^{-1}, \qquad C \gets M^{-1} C, \qquad
+      w \gets m_0 + \gamma M^{-1} (w - m_0)$$
+
+    Args:
+        C: `[n, K, D, D]`.
+        w: `[n, K, D]`.
+        gamma: what is left of the past.
+        mean: $m_0$, `[K, D]`.
+        precision: $P_0^{-1}$, `[K, D, D]`.
+    """
+    identity = jnp.eye(C.shape[-1], dtype=C.dtype)[None, None]
+    M = gamma * identity + (1 - gamma) * (C @ precision[None])
+    away = (w - mean[None])[..., None]
+    solved = jnp.linalg.solve(M, jnp.concatenate([C, away], -1))
+    C, away = solved[..., :-1], solved[..., -1]
+    return (C + C.mT) / 2, mean[None] + gamma * away
+
+
+def roots(C: Covariance) -> Array:
+    """Return lower triangular roots of the covariances, `[n, K, D, D]`, with rounding errors kept out by a small ridge.
+
+    A matrix that is not positive definite within rounding counts as its diagonal.
+    """
+    diagonal = jnp.maximum(variances(C), jnp.finfo(C.matrices.dtype).tiny)
+    sd = jnp.sqrt(diagonal)
+    identity = jnp.eye(C.matrices.shape[-1], dtype=sd.dtype)[None, None]
+    correlation = C.matrices / (sd[..., :, None] * sd[..., None, :])
+    correlation = (correlation + correlation.mT) / 2
+
+    def wider(carry: tuple[Array, Array]) -> tuple[Array, Array]:
+        ridge, _ = carry
+        L = jnp.linalg.cholesky((correlation + ridge * identity) / (1 + ridge))
+        return 100 * ridge, L
+
+    def fails(carry: tuple[Array, Array]) -> Array:
+        ridge, L = carry
+        return ~jnp.isfinite(L).all() & (ridge < 1)
+
+    first = jnp.asarray(1e-6, sd.dtype), jnp.full_like(correlation, jnp.nan)
+    found = jax.lax.while_loop(fails, wider, first)[1]
+    found = jnp.where(jnp.isfinite(found).all((2, 3), keepdims=True), found, identity)
+    return sd[..., :, None] * found
+
+
 def without_correlations(C: Covariance, which: Array) -> Covariance:
     """The covariances of the particles in `which` cut down to their diagonals: a way out of a matrix gone bad."""
 

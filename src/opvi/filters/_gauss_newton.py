@@ -1,6 +1,7 @@
 r"""Gauss–Newton particles: each remembers the past as a covariance, and absorbs a batch like a Kalman filter."""
 
-from dataclasses import dataclass
+import math
+from dataclasses import dataclass, field
 from functools import partial
 from typing import NamedTuple
 
@@ -8,23 +9,27 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from opvi._steps import Clock, StepInfo, TargetSampler, compiled, predicted_rows, root_mean_square, tick
+from opvi._steps import Clock, StepInfo, TargetSampler, compiled, mean_over, predicted_rows, root_mean_square, tick
 from opvi.filters import _covariance as covariance
 from opvi.filters import _kalman as kalman
 from opvi.filters._covariance import Blocks, Covariance, exactly, within
-from opvi.predictive import Distribution, Normal
+from opvi.filters._prior import GaussianPrior, distribution, gaussian_prior, linear_outputs, outputs
+from opvi.filters._spread import spread_out
+from opvi.predictive import Distribution, Normal, Predictive
 from opvi.targets import Target, cast, check_batch
-from opvi.types import Array, Batch, Data, Key, Particles, Schedule, Start, Tree, at_round
+from opvi.types import Array, Batch, Data, Key, Particles, Predicted, Scalar, Schedule, Start, State, Tree, at_round
 
 MEMORY_OF_ERRORS = 20.0  # rounds over which a particle's squared prediction error is averaged
+SMALLEST_SHARE = 1e-12  # of a prior's variance: a smaller one of a linear model is rounding error
 
 
 class GaussNewtonState(NamedTuple):
     """What the next round needs, and nothing else."""
 
     particles: Particles
-    past: Covariance  # of each particle, whole or in blocks
+    past: Covariance  # the posterior's, of each particle, whole or in blocks
     error: Array  # [n]: running mean squared error of each particle's predictions; regression only
+    log_evidence: Scalar  # of all rows so far, by the particles' mean; exact for linear models with Gaussian noise
     round: Array
     rows: Array
 
@@ -48,19 +53,26 @@ class GaussNewton(TargetSampler):
     noise: AdaptiveNoise | None
     largest_growth: float
     budget: float
+    # Whether noise that adapts, and a half-life that follows the rows seen, are for curved models alone: a linear
+    # one needs neither.
+    eased: bool = field(default=False, kw_only=True)
 
     def init(self, key: Key, particles: Start = None) -> GaussNewtonState:
         """Return the state before any row."""
         w = self.drawn(key, particles)
-        if not has_gaussian_prior(self.target):
+        prior, blocks = _prior(self.target), _blocks(self, w)
+        if prior.covariance is None:
+            past = covariance.start(_variances(prior, blocks, w))
+        elif len(blocks.order) == 1:
+            whole = jnp.asarray(prior.covariance, w.dtype)
+            past = Covariance(jnp.tile(whole[None, None], (len(w), 1, 1, 1)), jnp.zeros((), jnp.int32))
+        else:
             raise ValueError(
-                "this target's prior is not a Gaussian with known variances, but Gauss–Newton starts from one. "
-                "Give `prior_variance` and `noise` as numbers (or None), not as `Gamma` priors; `AdaptiveNoise` learns "
-                "noise."
+                f"the prior's {self.target.dim} parameters are correlated, but their covariances do not fit "
+                f"`budget={self.budget:g}` as a whole. Give more, or fewer `particles`."
             )
-        past = covariance.start(_prior(self.target, _blocks(self, w), w))
         zero = jnp.zeros((), jnp.int32)
-        return GaussNewtonState(w, past, jnp.ones(len(w), w.dtype), zero, zero)
+        return GaussNewtonState(w, past, jnp.ones(len(w), w.dtype), jnp.zeros((), w.dtype), zero, zero)
 
     @compiled
     @exactly
@@ -70,27 +82,52 @@ class GaussNewton(TargetSampler):
         batch = cast(batch, w.dtype)
         check_batch(target, w[0], batch)
         clock = tick(state, batch)
-        x, y = batch.data
-        dist = jax.vmap(lambda v: _distribution(target, v, x))(w)
-        log_predictive, predicted = predicted_rows(batch, jax.vmap(lambda p: p.log_density(y))(dist))
-        error = state.error
-        if isinstance(dist, Normal) and self.noise is not None:
-            error = _running_error(dist, error, batch, clock)
-            R = jnp.maximum(self.noise.share * error, self.noise.smallest)
-            dist = dist._replace(variance=jnp.broadcast_to(R[:, None], dist.variance.shape))
-        A, gradient = jax.vmap(partial(_linearise, target), (0, 0, None, None))(w, dist, batch.data, batch.weight)
-        blocks = _blocks(self, w)
-        rows = jnp.moveaxis(blocks.gather(jnp.concatenate([A, gradient[:, None]], 1)), 1, 2)  # [n, K, R + 1, D]
-        product = kalman.times(rows, state.past)
+        if linear_outputs(target, batch.data[0]):
+            return _linear_step(self, state, batch, clock)
+        blocks, gamma = _blocks(self, w), _gamma(self, batch, clock)
+        largest = self.largest_growth * _variances(_prior(target), blocks, w)
+        seen = _look(self, w, state.error, batch, clock)
+        log_predictive, predicted = predicted_rows(batch, seen.log_density)
+        rows = jnp.moveaxis(blocks.gather(seen.rows), 1, 2)  # [n, K, R + 1, D]
+        fade = covariance.fading(state.past, gamma, largest)
+        product = covariance.faded_times(rows, state.past, fade)
         new = kalman.gain(rows[:, :, :-1], product[:, :, :-1])
         move = kalman.move_by_score(new, rows[:, :, -1], product[:, :, -1])
-        trusted = jnp.isfinite(gradient.sum(1) + error) & ~jnp.isnan(log_predictive)
-        largest = self.largest_growth * _prior(target, blocks, w)
-        done = kalman.absorb(state.past, new, move, _gamma(self, batch, clock), largest, trusted)
-        move = blocks.scatter(done.move)
-        info = StepInfo(clock.rows, log_predictive, root_mean_square(move), done.good.all(), predicted)
-        error = jnp.where(done.good, error, state.error)
-        return GaussNewtonState(w + move, done.past, error, clock.round, clock.rows), info
+        trusted = jnp.isfinite(rows[:, :, -1].sum((1, 2)) + seen.error) & ~jnp.isnan(log_predictive)
+        good = (new.surprise > kalman.SMALLEST_SURPRISE).all(1)
+        good &= jnp.isfinite(move.sum((1, 2)) + (new.rows**2).sum((1, 2, 3)))
+        bad, good = ~good & trusted, good & trusted
+        still = covariance.Fading(
+            *(jnp.where(good[:, None, None], a, b) for a, b in zip(fade, (1.0, 0.0), strict=True))
+        )
+        Z = jnp.where(good[:, None, None, None], new.rows, 0)
+        past = covariance.without_correlations(covariance.faded_shed(state.past, still, Z, largest), bad)
+        move = blocks.scatter(jnp.where(good[:, None, None], move, 0))
+        info = StepInfo(clock.rows, log_predictive, root_mean_square(move), good.all(), predicted)
+        error = jnp.where(good, seen.error, state.error)
+        evidence = state.log_evidence + jnp.where(good.all(), (predicted.log_density * batch.weight).sum(), 0)
+        return GaussNewtonState(w + move, past, error, evidence, clock.round, clock.rows), info
+
+    def draws(self, state: State, key: Key, n: int) -> Particles:
+        """Return n draws from the posterior: a particle, then a draw from its covariance."""
+        return _draws(self, state, key, n)
+
+    @exactly
+    def predict(self, state: State, x: Tree) -> Predictive:
+        """Return the posterior predictive at inputs x: every particle's, with the doubt that its covariance holds."""
+        w, past, target = state.particles, state.past, self.target  # type: ignore[attr-defined]
+        x = jax.tree.map(lambda a: jnp.asarray(a, w.dtype), x)
+        if linear_outputs(target, x):  # the particles of a linear model are one
+            mean = jnp.asarray(_prior(target).mean, w.dtype)[None]
+            w, past = jnp.where(state.round == 0, mean, w[:1]), past._replace(matrices=past.matrices[:1])
+        blocks = _blocks(self, state.particles)
+
+        def one(w: Array, C: Array) -> tuple[Distribution, Array]:
+            """A particle's head, and the covariances of its outputs: `[B, C, C]`."""
+            J = blocks.gather(_jacobian(target, w, x))  # [B, C, K, D]
+            return distribution(target, w, x), jnp.einsum("bckd,kde,bfke->bcf", J, C, J)
+
+        return spread_out(*jax.vmap(one)(w, past.matrices))
 
 
 def gauss_newton(
@@ -107,10 +144,17 @@ def gauss_newton(
     With outputs $f$, their Jacobian $J$, the head's gradient $g = \nabla_f \log p(y \mid f)$ and
     $H = \sum_r L_r L_r^\top$ its curvature, $A = L^\top J$:
 
-    $$C' = C - C A^\top (I + A C A^\top)^{-1} A C, \qquad w \gets w + C' J^\top g, \qquad C \gets C' / \gamma_t$$
+    $$C \gets C / \gamma_t, \qquad C \gets C - C A^\top (I + A C A^\top)^{-1} A C, \qquad w \gets w + C J^\top g$$
 
     which is the extended Kalman filter. It starts from the Gaussian prior of the target. The covariances take
     $n d^2$ numbers; where the `budget` is short they are cut into blocks, which for an MLP hold whole hidden units.
+    What is stored is the posterior's: forgetting comes first, on the way to the next batch. The posterior is
+    `sampler.draws(state, key, n)`, a particle and then a draw from its covariance, never the particles alone.
+
+    **Models that are linear in their parameters** have one posterior mode, and all particles are its mean, wherever
+    they start: the prior enters by its density alone. Forgetting gives back to the prior what it takes from the data,
+    $p_t \propto p_{t-1}^{\gamma}\, p_0^{1-\gamma}\, p(D_t)$. With Gaussian noise all of this is exact, and so is
+    `state.log_evidence`. The particles of networks start apart, each with the prior's covariance around it.
 
     Args:
         target: a network or regression with a Gaussian prior and a Gaussian, Bernoulli or categorical
@@ -119,7 +163,7 @@ def gauss_newton(
         half_life: in rows, instead of `forgetting`: data older than that count half. May be a function of the
             rows seen.
         noise: for a Gaussian head, noise that adapts instead of the head's own variance.
-        largest_growth: forgetting never lets a variance exceed this many times the prior's.
+        largest_growth: forgetting never lets a variance of a network's weights exceed this many times the prior's.
         budget: bytes that the covariances of all particles may take.
     """
     if target.predict is None:
@@ -131,6 +175,126 @@ def gauss_newton(
     if not budget > 0:
         raise ValueError(f"`budget` is {budget!r}, but must be a number of bytes greater than 0.")
     return GaussNewton(target, forgetting, half_life, noise, largest_growth, budget)
+
+
+# --- linear models ------------------------------------------------------------------------------
+
+
+def _linear_step(
+    sampler: GaussNewton, state: GaussNewtonState, batch: Batch, clock: Clock
+) -> tuple[GaussNewtonState, StepInfo]:
+    """Learn by a model that is linear in its parameters: one Gaussian, the same for every particle."""
+    n, dtype = state.particles.shape[0], state.particles.dtype
+    prior, blocks = _prior(sampler.target), _blocks(sampler, state.particles)
+    mean, variance = (blocks.gather(jnp.asarray(a, dtype)) for a in (prior.mean, prior.variance))  # [K, D]
+    variance = jnp.where(variance > 0, variance, 1)
+    w = jnp.where(state.round == 0, mean[None], blocks.gather(state.particles[:1]))  # [1, K, D]
+    C = state.past.matrices[:1]
+    if not _never_forgets(sampler):
+        gamma = _gamma(sampler, batch, clock)
+        identity = jnp.eye(C.shape[-1], dtype=dtype)[None]
+        precision = identity / variance[..., None]
+        if prior.covariance is not None:
+            precision = jnp.asarray(np.linalg.inv(prior.covariance), dtype)[None]
+        C, w = covariance.restored(C, w, gamma, mean, precision)
+    at = blocks.scatter(w)
+    seen = _look(sampler, at, state.error[:1], batch, clock, linear=True)
+    rows = jnp.moveaxis(blocks.gather(seen.rows), 1, 2)  # [1, K, R + 1, D]
+    product = rows @ C
+    new = kalman.gain(rows[:, :, :-1], product[:, :, :-1])
+    if seen.regression is None:
+        move = kalman.move_by_score(new, rows[:, :, -1], product[:, :, -1])
+    else:  # the same, with fewer rounding errors
+        move = jnp.einsum("nkrd,r->nkd", new.rows, seen.regression.surprise(new, batch))
+    predicted = Predicted(_marginal(seen, new, batch))
+    log_predictive = mean_over(batch, predicted.log_density)
+    evidence = _batch_evidence(seen, new, batch)
+    Z = new.rows
+    C = C - jnp.einsum("nkrd,nkre->nkde", Z, Z)
+    C = (C + C.mT) / 2
+    diagonal = jnp.eye(C.shape[-1], dtype=dtype)[None, None]
+    least = jnp.maximum(jnp.diagonal(C, axis1=2, axis2=3), SMALLEST_SHARE * variance[None])
+    C = C * (1 - diagonal) + least[..., None] * diagonal
+    moved = blocks.scatter(w + move)
+    good = jnp.isfinite(moved.sum() + C.sum() + evidence + seen.error.sum()) & ~jnp.isnan(log_predictive)
+    new_state = GaussNewtonState(
+        jnp.broadcast_to(moved, state.particles.shape),
+        Covariance(jnp.broadcast_to(C, (n, *C.shape[1:])), state.past.updates),
+        jnp.broadcast_to(seen.error, (n,)),
+        state.log_evidence + evidence,
+        state.round,
+        state.rows,
+    )
+    kept = jax.tree.map(lambda a, b: jnp.where(good, a, b), new_state, state)
+    info = StepInfo(clock.rows, log_predictive, root_mean_square(moved - at), good, predicted)
+    return kept._replace(round=clock.round, rows=clock.rows), info
+
+
+def _never_forgets(sampler: GaussNewton) -> bool:
+    """Return whether no setting of a linear model's fades the past."""
+    if sampler.half_life is None or (sampler.eased and callable(sampler.half_life)):
+        return sampler.half_life is not None or sampler.forgetting == 1.0
+    return sampler.half_life == math.inf
+
+
+def _marginal(seen: "_Seen", new: kalman.Gain, batch: Batch) -> Array:
+    """Return the log predictive density of each row; of classes, that at the mean of the parameters."""
+    if seen.regression is None:
+        return seen.log_density[0]
+    residual, noise = (a[0] for a in seen.regression)
+    variance = noise * (1 + (new.surprise[0] - 1) / jnp.where(batch.weight > 0, batch.weight, 1))
+    return -0.5 * (residual**2 / variance + jnp.log(2 * math.pi * variance))
+
+
+def _batch_evidence(seen: "_Seen", new: kalman.Gain, batch: Batch) -> Scalar:
+    """Return the log density of all rows together; of classes, the sum of what was predicted."""
+    if seen.regression is None:
+        return (seen.log_density[0] * batch.weight).sum()
+    noise = (batch.weight * jnp.log(2 * math.pi * seen.regression.noise[0])).sum()
+    surprise = (seen.regression.surprise(new, batch) ** 2).sum()
+    return jnp.log(jnp.diagonal(new.inverse[0])).sum() - (surprise + noise) / 2
+
+
+# --- what all models share ----------------------------------------------------------------------
+
+
+class _Regression(NamedTuple):
+    """What a Gaussian head shows of a batch."""
+
+    residual: Array  # [n, B]
+    noise: Array  # [n, B]: variances
+
+    def surprise(self, new: kalman.Gain, batch: Batch) -> Array:
+        """Return the first particle's residuals, made independent and of unit variance: `[B]`."""
+        return new.inverse[0] @ (self.residual[0] * jnp.sqrt(batch.weight / self.noise[0]))
+
+
+class _Seen(NamedTuple):
+    """What a batch shows at every particle."""
+
+    rows: Array  # [n, R + 1, d]: the curvature's rows A, and the gradient last
+    log_density: Array  # [n, B]
+    error: Array  # [n]
+    regression: "_Regression | None"
+
+
+def _look(
+    sampler: GaussNewton, w: Particles, error: Array, batch: Batch, clock: Clock, *, linear: bool = False
+) -> _Seen:
+    """Linearise the model at every particle."""
+    x, y = batch.data
+    target = sampler.target
+    dist = jax.vmap(lambda v: distribution(target, v, x))(w)
+    log_density = jax.vmap(lambda p: p.log_density(y))(dist)
+    regression = None
+    if isinstance(dist, Normal):
+        if sampler.noise is not None and not (linear and sampler.eased):
+            error = _running_error(dist, error, batch, clock)
+            R = jnp.maximum(sampler.noise.share * error, sampler.noise.smallest)
+            dist = dist._replace(variance=jnp.broadcast_to(R[:, None], dist.variance.shape))
+        regression = _Regression(y[None] - dist.mean, dist.variance)
+    A, gradient = jax.vmap(partial(_linearise, target), (0, 0, None, None))(w, dist, batch.data, batch.weight)
+    return _Seen(jnp.concatenate([A, gradient[:, None]], 1), log_density, error, regression)
 
 
 def _running_error(dist: Normal, error: Array, batch: Batch, clock: Clock) -> Array:
@@ -148,38 +312,60 @@ def _gamma(sampler: GaussNewton, batch: Batch, clock: Clock) -> Array:
     return jnp.exp2(-batch.weight.sum() / at_round(sampler.half_life, clock.seen_rows))
 
 
+def _jacobian(target: Target, w: Array, x: Tree) -> Array:
+    """Return the derivatives of a particle's outputs in its parameters: `[B, C, d]`."""
+
+    def one_row(w: Array, x: Tree) -> Array:
+        return outputs(distribution(target, w, jax.tree.map(lambda a: a[None], x)))[0]
+
+    return jax.vmap(jax.jacrev(one_row), (None, 0))(w, x)
+
+
 def _linearise(target: Target, w: Array, dist: Distribution, data: Data, weight: Array) -> tuple[Array, Array]:
     """Return one particle's rows of curvature A, `[B·K, d]`, and the gradient $J^T g$, `[d]`."""
-
-    def outputs(w: Array, x: Tree) -> Array:
-        """One row's, `[C]`."""
-        return _outputs(_distribution(target, w, jax.tree.map(lambda a: a[None], x)))[0]
-
     x, y = data
-    J = jax.vmap(jax.jacrev(outputs), (None, 0))(w, x)  # [B, C, d]
+    J = _jacobian(target, w, x)
     g, L = dist.curvature(y)  # [B, C], [B, C, K]
     L = L * jnp.sqrt(weight)[:, None, None]
     A = jnp.einsum("bck,bcd->bkd", L, J).reshape(-1, len(w))
     return A, jnp.einsum("bcd,bc->d", J, g * weight[:, None])
 
 
-def _distribution(target: Target, w: Array, x: Tree) -> Distribution:
-    """Return what one particle says of y."""
-    return target.predict(target.unravel(w), x)  # type: ignore[misc]  # `gauss_newton` takes no target without
+@partial(jax.jit, static_argnums=(0, 3))
+@exactly
+def _draws(sampler: GaussNewton, state: GaussNewtonState, key: Key, n: int) -> Particles:
+    pick, noise = jax.random.split(key)
+    blocks, dtype = _blocks(sampler, state.particles), state.particles.dtype
+    which = jax.random.randint(pick, (n,), 0, len(state.particles))
+    z = jax.random.normal(noise, (n, *blocks.order.shape), dtype)
+    mean = jnp.asarray(_prior(sampler.target).mean, dtype)
+    w = jnp.where(state.round == 0, mean[None], state.particles)  # before any row: the prior, wherever particles start
+    L = covariance.roots(state.past)
+
+    def one_particle(total: Array, given: tuple[Array, Array]) -> tuple[Array, None]:
+        i, root = given
+        mine = jnp.einsum("kde,nke->nkd", root, z)
+        return jnp.where((which == i)[:, None, None], mine, total), None
+
+    away, _ = jax.lax.scan(one_particle, jnp.zeros_like(z), (jnp.arange(len(w)), L))
+    return w[which] + blocks.scatter(away)
 
 
-def _outputs(dist: Distribution) -> Array:
-    """What the head was made of: [B, C]."""
-    if isinstance(dist, Normal):
-        return dist.mean[:, None]
-    values = dist[0]
-    return values[:, None] if values.ndim == 1 else values
+def _prior(target: Target) -> GaussianPrior:
+    """Return the target's Gaussian prior, or refuse the target."""
+    found = gaussian_prior(target)
+    if found is None:
+        raise ValueError(
+            "this target's prior is not a Gaussian with known variances, but Gauss–Newton starts from one. "
+            "Give `prior_variance` and `noise` as numbers (or None), not as `Gamma` priors; `AdaptiveNoise` learns "
+            "noise."
+        )
+    return found
 
 
-def _prior(target: Target, blocks: Blocks, w: Particles) -> Array:
-    """Return the variances of a factorised Gaussian prior, from the slope of its gradient: `[n, K, D]`, padding 1."""
-    gradient = jax.grad(lambda v: target.log_prior(target.unravel(v)))
-    variance = blocks.gather(1 / (gradient(jnp.zeros_like(w[0])) - gradient(jnp.ones_like(w[0]))))
+def _variances(prior: GaussianPrior, blocks: Blocks, w: Particles) -> Array:
+    """Return the prior's variances, `[n, K, D]`, padding 1."""
+    variance = blocks.gather(jnp.asarray(prior.variance, w.dtype))
     return jnp.tile(jnp.where(variance > 0, variance, 1)[None], (len(w), 1, 1))
 
 
@@ -191,15 +377,3 @@ def blocks_for(target: Target, particles: int, budget: float, dtype: np.dtype) -
 
 def _blocks(sampler: GaussNewton, w: Particles) -> Blocks:
     return blocks_for(sampler.target, len(w), sampler.budget, w.dtype)[0]
-
-
-def has_gaussian_prior(target: Target) -> bool:
-    """Whether the prior is Gaussian with independent parts: with a gradient that is linear and points home."""
-    gradient = jax.grad(lambda v: target.log_prior(target.unravel(v)))
-    with jax.ensure_compile_time_eval():
-        zero, one, two = (gradient(jnp.full(target.dim, value)) for value in (0.0, 1.0, 2.0))
-        # Correlations show along a direction without a pattern.
-        signs = jax.random.rademacher(jax.random.key(0), (target.dim,), one.dtype)
-        linear = jnp.allclose(two - one, one - zero, rtol=1e-3)
-        apart = jnp.allclose(gradient(signs) - zero, signs * (one - zero), rtol=1e-3)
-        return bool(linear & apart & (zero > one).all())

@@ -10,9 +10,9 @@ import jax.numpy as jnp
 import optax
 from jax.scipy.special import logsumexp
 
-from opvi._steps import compiled, mean_over
+from opvi._steps import compiled, mean_over, posterior_draws
 from opvi.predictive import Predictive
-from opvi.types import Array, Batch, Key, Predicted, Sampler, Scalar, Start, State, Tree
+from opvi.types import Array, Batch, Key, Particles, Predicted, Sampler, Scalar, Start, State, Tree
 
 ROUND = 20  # rows over which a weight changes by `rate`, and `share` is given back
 LARGEST_RATIO = 10.0  # one row that a member alone foresaw must not hand it the whole bank
@@ -116,6 +116,19 @@ class Bank:
     def predict(self, state: BankState, x: Tree) -> Predictive:
         """Return the mixture of the members' predictives at inputs x."""
         return mixed(_each(self, state, x), state.log_weights)
+
+    def draws(self, state: BankState, key: Key, n: int) -> Particles:
+        """Return n draws from the posterior: a member by its weight, then a draw of its own."""
+        sizes = {member.particles.shape[1] for member in state.members}
+        if len(sizes) > 1:
+            raise ValueError(
+                f"the members of this bank have {sorted(sizes)} parameters, so that their draws are not one sample. "
+                "Draw from one of them: `sampler.members[0].draws(state.members[0], key, n)`."
+            )
+        pairs = enumerate(zip(self.members, state.members, strict=True))
+        each = jnp.stack([posterior_draws(m, s, jax.random.fold_in(key, i), n) for i, (m, s) in pairs])
+        which = jax.random.categorical(jax.random.fold_in(key, len(each)), state.log_weights, shape=(n,))
+        return each[which, jnp.arange(n)]
 
     @property
     def about(self) -> str:

@@ -6,7 +6,8 @@ from dataclasses import replace
 import numpy as np
 
 from opvi.filters import AdaptiveNoise, gauss_newton, kfac, sl_opvi
-from opvi.filters._gauss_newton import blocks_for, has_gaussian_prior
+from opvi.filters._gauss_newton import blocks_for
+from opvi.filters._prior import GaussianPrior, gaussian_prior
 from opvi.flows import first_order
 from opvi.targets import Target
 from opvi.tracking import replay
@@ -79,9 +80,9 @@ def _choose(
         made = sl_opvi(target, example=example, memory_rows=window, half_life=_finite(half_life))
         return replace(made, particles=n, about=about)
     n = particles or PARTICLES["many"]
-    if target.predict is not None and not memory_rows and has_gaussian_prior(target):
-        blocks, unit = blocks_for(target, n, budget, np.dtype(np.float32))
-        count, size = blocks.order.shape
+    blocks, unit = blocks_for(target, n, budget, np.dtype(np.float32))
+    count, size = blocks.order.shape
+    if target.predict is not None and not memory_rows and _suits(gaussian_prior(target), count):
         if count > 1 and size < unit and target.architecture is not None:
             about = (
                 f"KFAC, {n} particles: covariances of {d} parameters would not fit {budget / 1e6:.0f} MB even one "
@@ -90,14 +91,17 @@ def _choose(
             return calibrated(kfac(target, half_life=half_life or math.inf), target, particles=n, about=about)
         form = "full covariances" if count == 1 else f"covariances in {count} blocks of {size}"
         used = n * blocks.numbers * 4 / 1e6
+        linear = target.architecture is not None and len(target.architecture.mlp.shapes) == 1
         about = (
             f"Gauss–Newton, {n} particles with {form}: {d} parameters take {used:.0f} of {budget / 1e6:.0f} MB; "
-            f"{'half-life 460 rows + 23 % of those seen' if half_life is None else _memory_of(half_life)}"
+            f"{_memory_of(half_life) if linear or half_life is not None else 'half-life 460 rows + 23 % of those seen'}"
         )
         filtered = gauss_newton(
             target, half_life=_fresh if half_life is None else half_life, noise=AdaptiveNoise(), budget=budget
         )
-        return calibrated(filtered, target, particles=n, about=about)
+        if linear:
+            return replace(filtered, eased=True, particles=n, about=about)
+        return calibrated(replace(filtered, eased=True), target, particles=n, about=about)
     if half_life is not None:
         raise ValueError(
             f"`half_life` is {half_life}, but the first-order sampler that suits this target has no memory to fade "
@@ -109,6 +113,11 @@ def _choose(
     flow = replace(first_order(target), particles=n, about=about)
     sampler: Sampler = replay(flow, example, memory_rows=memory_rows) if memory_rows else flow
     return sampler if target.predict is None else calibrated(sampler, target, particles=None, about=about)
+
+
+def _suits(prior: GaussianPrior | None, blocks: int) -> bool:
+    """Return whether Gauss–Newton particles can start from a prior: a correlated one needs whole covariances."""
+    return prior is not None and (prior.covariance is None or blocks == 1)
 
 
 def _fresh(rows: Array) -> Array:

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import NamedTuple
 
+from opvi._steps import posterior_draws
 from opvi.types import Array, Batch, Info, Key, Particles, Predicted, Prediction, Sampler, Scalar, Start, State, Tree
 
 
@@ -60,6 +61,10 @@ class Wrapper:
     def predict(self, state: Wrapped, x: Tree) -> Prediction:
         """Return the sampler's posterior predictive at inputs x."""
         return self.sampler.predict(state.inner, x)
+
+    def draws(self, state: Wrapped, key: Key, n: int) -> Particles:
+        """Return n draws from the sampler's posterior."""
+        return posterior_draws(self.sampler, state.inner, key, n)
 
     @property
     def relearn(self) -> Callable[[Key, Wrapped, Batch], Wrapped]:

@@ -1,0 +1,103 @@
+"""What a target says about itself before any row: whether its prior is Gaussian, and its outputs linear."""
+
+from functools import cache
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from opvi.predictive import Distribution, Normal
+from opvi.targets import Target
+from opvi.types import Array, Tree
+
+LARGEST_CORRELATED = 2000  # parameters up to which a prior's correlations are looked for
+TRIALS = 3  # random triples of points at which linearity is tried
+LINEAR = 1e-3  # of the outputs' own changes: a larger second difference is a bend
+
+
+class GaussianPrior(NamedTuple):
+    """The mean of a Gaussian prior, its variances, and its covariance where parameters are correlated."""
+
+    mean: np.ndarray  # [d]
+    variance: np.ndarray  # [d]
+    covariance: np.ndarray | None  # [d, d]; None: independent
+
+
+@cache
+def gaussian_prior(target: Target) -> GaussianPrior | None:
+    """Return the target's prior if it is Gaussian: if its gradient is linear and points home; None if not."""
+    gradient = jax.grad(lambda v: target.log_prior(target.unravel(v)))
+    with jax.ensure_compile_time_eval():
+        zero, one, two = (gradient(jnp.full(target.dim, value)) for value in (0.0, 1.0, 2.0))
+        # Correlations show along a direction without a pattern.
+        signs = jax.random.rademacher(jax.random.key(0), (target.dim,), one.dtype)
+        size = jnp.abs(one - zero).max()
+        linear = jnp.allclose(two - one, one - zero, rtol=1e-3, atol=1e-4 * size)
+        along = gradient(signs) - zero
+        linear &= jnp.allclose(gradient(2 * signs) - zero, 2 * along, rtol=1e-3, atol=1e-4 * size)
+        if not linear:
+            return None
+        if jnp.allclose(along, signs * (one - zero), rtol=1e-3) and (zero > one).all():
+            variance = np.asarray(1 / (zero - one), float)
+            return GaussianPrior(np.asarray(zero, float) * variance, variance, None)
+        if target.dim > LARGEST_CORRELATED:
+            return None
+        precision = -np.asarray(jax.jacfwd(gradient)(jnp.zeros(target.dim)), float)
+    precision = (precision + precision.T) / 2
+    if not np.isfinite(precision).all() or np.linalg.eigvalsh(precision)[0] <= 0:
+        return None
+    covariance = np.linalg.inv(precision)
+    return GaussianPrior(covariance @ np.asarray(zero, float), np.diag(covariance).copy(), covariance)
+
+
+def distribution(target: Target, w: Array, x: Tree) -> Distribution:
+    """Return what one particle says of y."""
+    return target.predict(target.unravel(w), x)  # type: ignore[misc]  # asked only of targets that predict
+
+
+def outputs(dist: Distribution) -> Array:
+    """Return what the head was made of: `[B, C]`."""
+    if isinstance(dist, Normal):
+        return dist.mean[:, None]
+    values = dist[0]
+    return values[:, None] if values.ndim == 1 else values
+
+
+def linear_outputs(target: Target, x: Tree) -> bool:
+    """Return whether the model's outputs are linear in its parameters, for inputs of x's shapes.
+
+    They are tried at random inputs, and their noise must not depend on the parameters. The answer is known while
+    a step is traced.
+    """
+    if target.architecture is not None:
+        return len(target.architecture.mlp.shapes) == 1
+    leaves, structure = jax.tree.flatten(x)
+    return _tried(target, tuple((np.shape(leaf)[1:], np.dtype(leaf.dtype)) for leaf in leaves), structure)
+
+
+@cache
+def _tried(target: Target, rows: tuple[tuple[tuple[int, ...], np.dtype], ...], structure: Tree) -> bool:
+    rng = np.random.default_rng(0)
+    with jax.ensure_compile_time_eval():
+        leaves = [
+            jnp.asarray(rng.normal(size=(8, *shape)) if dtype.kind == "f" else np.zeros((8, *shape)), dtype)
+            for shape, dtype in rows
+        ]
+        x = structure.unflatten(leaves)
+
+        def at(w: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+            said = distribution(target, jnp.asarray(w, jnp.float32), x)
+            noise = said.variance if isinstance(said, Normal) else jnp.zeros(())
+            return np.asarray(outputs(said), float), np.asarray(noise, float)
+
+        try:
+            for _ in range(TRIALS):
+                a, b, c = rng.normal(size=(3, target.dim))
+                (fa, na), (fb, nb), (fc, _), (fd, _) = at(a), at(b), at(c), at(a + b - c)
+                scale = np.abs(fa - fc).max() + np.abs(fb - fc).max()
+                if not np.abs(fa + fb - fc - fd).max() <= LINEAR * scale or not np.allclose(na, nb):
+                    return False
+        except (TypeError, ValueError, IndexError):  # inputs that the model does not take: nothing is known of it
+            return False
+    return True

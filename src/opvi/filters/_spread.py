@@ -1,0 +1,35 @@
+"""Predictions of a head whose outputs are themselves uncertain: Gaussian, with a covariance for every row."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from opvi.predictive import Bernoulli, Categorical, Distribution, Normal, Predictive, StudentT
+from opvi.types import Array
+
+NODES = 16  # of the quadrature over a logit
+DRAWS = 64  # of the logits of several classes, in pairs of opposite sign
+
+
+def spread_out(dist: Distribution, covariance: Array) -> Predictive:
+    """Return the mixture over particles of their heads, averaged over their outputs' doubt.
+
+    Args:
+        dist: of n particles, leaves `[n, B, ...]`.
+        covariance: of their outputs, `[n, B, C, C]`.
+    """
+    if isinstance(dist, Normal):
+        spread = jnp.maximum(covariance[..., 0, 0], 0)
+        return Predictive(StudentT(dist.mean, dist.variance + spread, jnp.full_like(spread, jnp.inf), spread))
+    if isinstance(dist, Bernoulli):
+        nodes, weights = np.polynomial.hermite_e.hermegauss(NODES)
+        sd = jnp.sqrt(jnp.maximum(covariance[..., 0, 0], 0))
+        logit = dist.logit[:, None] + sd[:, None] * jnp.asarray(nodes, sd.dtype)[None, :, None]  # [n, nodes, B]
+        log_weights = jnp.asarray(np.log(weights / weights.sum()) - np.log(len(sd)), sd.dtype)
+        return Predictive(Bernoulli(logit.reshape(-1, logit.shape[-1])), jnp.tile(log_weights, len(sd)))
+    values, V = jnp.linalg.eigh((covariance + covariance.mT) / 2)
+    root = V * jnp.sqrt(jnp.maximum(values, 0))[..., None, :]
+    half = jax.random.normal(jax.random.key(0), (DRAWS // 2, root.shape[-1]), root.dtype)
+    z = jnp.concatenate([half, -half])
+    logits = dist.logits[:, None] + jnp.einsum("nbcd,kd->nkbc", root, z)
+    return Predictive(Categorical(logits.reshape(-1, *logits.shape[2:])))
