@@ -145,6 +145,13 @@ MUTANTS = [
         "if False:",
         "tests/app/test_awkward.py",
     ),
+    Mutant(
+        "A model that grows at once, not before a batch",
+        "src/opvi/app/learn/_learner.py",
+        "ready = max(0, (held + int(late[0])) // BATCH * BATCH - held)",
+        "ready = 0",
+        "tests/app/test_late_classes.py",
+    ),
 ]
 
 

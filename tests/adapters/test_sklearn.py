@@ -378,8 +378,6 @@ def test_before_learning():
                 call(X)
         with pytest.raises(NotFittedError):
             _ = model.posterior_
-    with pytest.raises(ValueError, match="classes must be passed on the first call"):
-        opvi.OPVIClassifier().partial_fit(X, y > 0)
 
 
 @pytest.mark.parametrize(
@@ -440,21 +438,41 @@ def test_one_class_only_and_classes_never_named(classification):
     assert (model.predict(X) == "only").all()
     np.testing.assert_array_equal(model.predict_proba(X), np.ones((40, 1)))
     model, X, y = classification
-    with pytest.raises(ValueError, match="y holds \\['other'\\], but the classes named at first"):
-        model.partial_fit(X[:2], np.array(["low", "other"]))
-    with pytest.raises(ValueError, match="y holds"):
+    with pytest.raises(ValueError, match="y holds \\[0 1\\], but the classes so far"):
         model.partial_fit(X[:2], np.array([0, 1]))
-    with pytest.raises(ValueError, match="the first call to partial_fit named"):
-        model.partial_fit(X, y, classes=["low", "other"])
+    with pytest.raises(ValueError, match="y holds \\['other'\\], but the classes so far"):
+        model.log_predictive_density(X[:2], np.array(["low", "other"]))
     with pytest.raises(ValueError, match="Unknown label type"):
         opvi.OPVIClassifier().fit(X, X[:, 0])
     fresh = opvi.OPVIClassifier(**CLASSIFIER)
-    for wrong in ([], ["low"]):
-        with pytest.raises(ValueError, match="first call"):
-            fresh.partial_fit(X, y, classes=wrong)
+    with pytest.raises(ValueError, match="but `classes` is \\[0 1\\]"):
+        fresh.partial_fit(X, y, classes=[0, 1])
     assert not hasattr(fresh, "state_")  # nothing has begun
     with pytest.raises(ValueError, match="could not convert string to float"):
         opvi.OPVIRegressor(**REGRESSOR).fit(X, y)
+
+
+@pytest.mark.parametrize("memory", [0, 50])
+def test_classes_that_first_appear_in_a_later_call(memory):
+    rng = np.random.default_rng(0)
+    centre = {"b": -3.0, "d": 3.0, "a": 9.0, "c": -9.0, "e": 15.0}
+    y = np.concatenate([rng.choice(["b", "d"], 200), rng.choice(list(centre), 600)])
+    X = np.array([[centre[label], 0.0] for label in y]) + rng.normal(size=(800, 2))
+    model = opvi.OPVIClassifier(hidden=(), n_particles=4, memory_rows=memory, random_state=0)
+    model.partial_fit(X[:200], y[:200])
+    before = model.predict_proba(X[:200])
+    model._meet(np.array(["a", "c", "e"]))  # which changes nothing of what is known
+    p = model.predict_proba(X[:200])
+    assert model.classes_.tolist() == ["a", "b", "c", "d", "e"]
+    shares = p[:, [1, 3]] / p[:, [1, 3]].sum(1, keepdims=True)
+    np.testing.assert_allclose(shares, before, atol=0.02)
+    for at in range(200, 800, 100):
+        model.partial_fit(X[at : at + 100], y[at : at + 100])
+    assert (model.predict(X[500:]) == y[500:]).mean() > 0.95
+    assert model.predict_proba(X).sum(1) == pytest.approx(1)
+    assert model.n_rows_seen_ == 800
+    big = np.array([2**53, 2**53 + 1] * 50)
+    assert opvi.OPVIClassifier(hidden=(), n_particles=4).fit(X[:100], big).classes_.tolist() == [2**53, 2**53 + 1]
 
 
 @pytest.mark.parametrize(

@@ -61,14 +61,17 @@ class OnlineEstimator(BaseEstimator):
     def _begin(self, *sizes: int) -> None:
         """Start anew, for data of these sizes."""
         whole("n_epochs", self.n_epochs, 1)
-        sampler = self._made(*sizes)
-        if whole("memory_rows", self.memory_rows, 0):
-            sampler = remembering(sampler, int(self.memory_rows))
+        self._used = {**self._settings(), "memory_rows": whole("memory_rows", self.memory_rows, 0)}
+        sampler = self._remembering(self._made(*sizes))
         random = self.random_state
         seed = random if isinstance(random, int | np.integer) else check_random_state(random).randint(2**31 - 1)
-        self._seed, self._hidden = int(seed), self._settings()["hidden"]
+        self._seed, self._hidden = int(seed), self._used["hidden"]
         self._engine = Engine(sampler, self._seed, batch=BATCH)
         self.n_rows_seen_ = 0
+
+    def _remembering(self, sampler: Sampler) -> Sampler:
+        """The sampler with the memory that was asked for when learning began."""
+        return remembering(sampler, self._used["memory_rows"]) if self._used["memory_rows"] else sampler
 
     @property
     def tracker_(self) -> Sampler:

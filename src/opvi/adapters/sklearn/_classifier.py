@@ -8,8 +8,10 @@ from sklearn.base import ClassifierMixin
 from sklearn.utils.multiclass import check_classification_targets
 from sklearn.utils.validation import check_consistent_length, column_or_1d
 
-from opvi.adapters.sklearn._base import OnlineEstimator
+from opvi.adapters._carried import carried, room_for
+from opvi.adapters.sklearn._base import BATCH, OnlineEstimator
 from opvi.predictive import Predictive, Uncertainty
+from opvi.running import Engine
 from opvi.tracking import classifier
 from opvi.types import Array, ArrayLike, Sampler, Seed
 
@@ -18,27 +20,16 @@ def _summary(predictive: Predictive) -> tuple[Array, Array, Array]:
     return predictive.log_probabilities(), *predictive.uncertainty()
 
 
-def _numbers(y: np.ndarray, classes: np.ndarray) -> np.ndarray:
-    """The classes' numbers."""
-    try:
-        index = np.searchsorted(classes, y).clip(max=len(classes) - 1)
-        known = classes[index] == y
-    except TypeError:  # text among numbers, or the reverse
-        known = np.zeros(len(y), bool)
-    if not known.all():
-        check_classification_targets(y)
-        raise ValueError(
-            f"y holds {np.unique(y[~known])[:5]}, but the classes named at first are {classes[:20]}. Name all classes "
-            "in the first call: `partial_fit(X, y, classes=...)`."
-        )
-    return index.astype(np.int32)
+def _texts(labels: np.ndarray) -> bool:
+    return labels.dtype.kind in "US" or (labels.dtype.kind == "O" and any(isinstance(label, str) for label in labels))
 
 
 class OPVIClassifier(ClassifierMixin, OnlineEstimator):
     """Online Bayesian classification: `opvi.classifier` as a scikit-learn estimator.
 
     It learns from each row once, in batches of 20, whatever the size of a call; X may have any units. Probabilities
-    are calibrated by predicting each batch before learning from it.
+    are calibrated by predicting each batch before learning from it. A class may first appear in any call of
+    `partial_fit`.
 
     Args:
         hidden: width of each hidden layer; `()` for linear models.
@@ -72,40 +63,64 @@ class OPVIClassifier(ClassifierMixin, OnlineEstimator):
         return classifier(*sizes, **self._settings())
 
     def _start(self, X: ArrayLike, classes: np.ndarray) -> None:
-        self.classes_ = classes
-        self._begin(X.shape[1], max(2, len(classes)))  # of a single class there is nothing to learn, and no harm
+        self._met = self.classes_ = classes
+        self._room = max(2, len(classes))  # of a single class there is nothing to learn, and no harm
+        self._begin(X.shape[1], self._room)
+
+    def _meet(self, labels: np.ndarray) -> None:
+        """Make room for labels that are new; what was learnt stays learnt."""
+        if _texts(labels) != _texts(self.classes_):
+            raise ValueError(f"y holds {labels[:5]}, but the classes so far are {self.classes_[:20]}: text or numbers.")
+        fresh = np.setdiff1d(labels, self.classes_)
+        if not len(fresh):
+            return
+        check_classification_targets(fresh)
+        met = np.concatenate([self._met, fresh])  # in the order of the model
+        if len(met) > self._room:
+            room = room_for(len(met))
+            settings = {name: value for name, value in self._used.items() if name != "memory_rows"}
+            sampler = self._remembering(classifier(self.n_features_in_, room, **settings))
+            engine = Engine(sampler, self._seed, batch=BATCH)
+            engine.state, self._room = carried(self._engine.state, engine.state), room
+            self._engine = engine
+        self._met, self.classes_ = met, np.sort(met)
+
+    def _numbers(self, y: np.ndarray) -> np.ndarray:
+        """The classes' numbers in the model."""
+        index = np.searchsorted(self.classes_, y).clip(max=len(self.classes_) - 1)
+        return np.argsort(self._met)[index].astype(np.int32)
 
     def fit(self, X: ArrayLike, y: ArrayLike, sample_weight: ArrayLike = None) -> Self:
         """Forget everything, and learn from these rows in `n_epochs` passes."""
         X, y = self._checked_pair(X, y, reset=True, numeric=False)
         check_classification_targets(y)
         self._start(X, np.unique(y))
-        return self._learn(X, _numbers(y, self.classes_), sample_weight, passes=self.n_epochs, fitting=True)
+        return self._learn(X, self._numbers(y), sample_weight, passes=self.n_epochs, fitting=True)
 
     def partial_fit(
         self, X: ArrayLike, y: ArrayLike, classes: ArrayLike = None, sample_weight: ArrayLike = None
     ) -> Self:
-        """Learn from these rows, in their order, on top of all before. The first call names all classes."""
+        """Learn from these rows, in their order, on top of all before.
+
+        A label that was never met is a new class from then on. `classes` may name some before their first row.
+        """
         first = not hasattr(self, "_engine")
-        if first and (classes is None or not len(classes)):
-            raise ValueError("classes must be passed on the first call to partial_fit, e.g. `classes=[0, 1]`.")
         X, y = self._checked_pair(X, y, reset=first, numeric=False)
-        named = self.classes_ if classes is None else np.unique(classes)
+        labels = np.unique(y)
+        named = labels[:0] if classes is None else np.unique(classes)
+        if len(named) and _texts(named) != _texts(labels):
+            raise ValueError(f"y holds {labels[:5]}, but `classes` is {named[:20]}: text or numbers.")
+        labels = np.unique(np.concatenate([named, labels])) if len(named) else labels
         if first:
-            check_classification_targets(named)
-        elif classes is not None and not np.array_equal(named, self.classes_):
-            raise ValueError(
-                f"`classes` is {named}, but the first call to partial_fit named {self.classes_}. Leave it out, or "
-                "begin anew with `fit`."
-            )
-        numbers = _numbers(y, named)
-        if first:
-            self._start(X, named)
-        return self._learn(X, numbers, sample_weight)
+            check_classification_targets(labels)
+            self._start(X, labels)
+        else:
+            self._meet(labels)
+        return self._learn(X, self._numbers(y), sample_weight)
 
     def predict_log_proba(self, X: ArrayLike) -> np.ndarray:
         """Log probabilities, `[rows, classes]`, in the order of `classes_`."""
-        log_p = self._predicted(_summary, X)[0].astype(float)[:, : len(self.classes_)]
+        log_p = self._predicted(_summary, X)[0].astype(float)[:, np.argsort(self._met)]
         return log_p - np.logaddexp.reduce(log_p, axis=1, keepdims=True)
 
     def predict_proba(self, X: ArrayLike) -> np.ndarray:
@@ -126,7 +141,10 @@ class OPVIClassifier(ClassifierMixin, OnlineEstimator):
         X = self._checked(X)
         y = column_or_1d(y)
         check_consistent_length(X, y)
-        return self.predict_log_proba(X)[np.arange(len(y)), _numbers(y, self.classes_)]
+        known = np.isin(y, self.classes_)
+        if not known.all():
+            raise ValueError(f"y holds {np.unique(y[~known])[:5]}, but the classes so far are {self.classes_[:20]}.")
+        return self.predict_log_proba(X)[np.arange(len(y)), np.searchsorted(self.classes_, y)]
 
     def sample_y(self, X: ArrayLike, n_samples: int = 1, random_state: int = 0) -> np.ndarray:
         """Draws of the label of each row, `[rows, n_samples]`."""

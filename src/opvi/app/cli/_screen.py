@@ -102,6 +102,8 @@ def figures_of(learner: "Learner", rate: float | None) -> list[tuple[str, str]]:
     figures += [("drift alarms", f"{told.alarm_count:,}"), ("rejected", f"{learner.rejected:,}")]
     if learner.filled:
         figures.append(("gaps filled", f"{learner.filled:,}"))
+    if late := len(learner.schema.classes) - len(learner.begun.classes):
+        figures.append(("classes met later", f"{late:,}"))
     if told.refused:
         figures.append(("batches refused", f"{told.refused:,}"))
     return figures

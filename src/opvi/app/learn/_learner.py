@@ -10,9 +10,11 @@ from typing import NamedTuple, Self
 
 import numpy as np
 
+from opvi.adapters._carried import carried, room_for
 from opvi.app.learn import _scores as scoring
+from opvi.app.learn._classes import met
 from opvi.app.learn._directory import METRICS, RunDirectory, RunError
-from opvi.app.learn._model import Settings, check_columns, described, describes, model
+from opvi.app.learn._model import Settings, check_columns, described, describes, later, model
 from opvi.app.tables import Block, Json, Rejected, Schema, Source, cut
 from opvi.running import CheckpointError, Checkpoints, Engine, Fed
 from opvi.running._checkpoint import shaped
@@ -85,6 +87,8 @@ class Learner:
         save_every: float = SAVE_EVERY,
     ):
         self.run, self.kept, self.schema, self.settings = run, kept, schema, settings
+        self.begun = schema  # with the classes of the first rows
+        self.room = max(2, len(schema.classes))  # classes that the model has
         self.strict, self.pace = strict, Pace(save_every)
         self.engine = self._engine(model(schema, settings))
         self.scores = scoring.start(schema.task, len(schema.classes))
@@ -130,17 +134,22 @@ class Learner:
             "filled": self.filled,
             "finished": self.finished,
             "saves": self.saves,
-            "about": described(self.schema, self.settings),
+            "classes": list(self.schema.classes),
+            "room": self.room,
+            "about": described(self.begun, self.settings),
         }
 
     def restore(self, tree: Json) -> Self:
         """Resume from a checkpoint."""
         try:
-            if not describes(tree["about"], self.schema, self.settings):
+            if not describes(tree["about"], self.begun, self.settings):
                 raise RunError(
                     f"{self.run.path / 'run.json'} describes other columns or another model than the checkpoints were "
                     "saved with. Bring the old one back."
                 )
+            self.schema, self.room = later(self.begun, tree)
+            if self.room != max(2, len(self.begun.classes)):
+                self.engine = self._engine(model(self.schema, self.settings, self.room))
             try:
                 tree = shaped(tree, {"state": self.engine.state, "scores": self.scores})
             except CheckpointError as error:
@@ -205,10 +214,11 @@ class Learner:
 
     def take(self, block: Block) -> None:
         """Learn the rows of a block and set the bad ones aside; or raise an error, and nothing has changed."""
-        place, encoded = self.places[-1], self.schema.encode(block)
+        place, (schema, encoded) = self.places[-1], met(self.schema, block)
         written = self._set_aside(encoded.rejected, place.name)
         if encoded.y is not None:
-            self.count(self.engine.feed((encoded.x, encoded.y)))  # rows beyond full batches wait for more
+            self._feed(encoded.x, encoded.y)
+        self.schema = schema
         for one in encoded.rejected:
             kind = _kind(one.reason)
             kind = kind if kind in self.kinds or len(self.kinds) < MOST_KINDS else OTHER  # one too many
@@ -217,6 +227,33 @@ class Learner:
         self.rejected += len(encoded.rejected)
         self.filled += encoded.filled
         self.places[-1] = place._replace(row=block.first + block.rows)
+
+    def _feed(self, x: np.ndarray, y: np.ndarray) -> None:
+        """Learn rows; those beyond full batches wait for more. Before a batch with too many classes the model grows."""
+        before = self.engine, self.engine.state, self.engine.waiting, self.scores, self.room
+        try:
+            while self.schema.task == "classification" and len(late := np.flatnonzero(y >= self.room)):
+                held = len(self.waiting[1])
+                ready = max(0, (held + int(late[0])) // BATCH * BATCH - held)
+                self.count(self.engine.feed((x[:ready], y[:ready])))
+                self._widen(room_for(int(y[late[0]]) + 1))
+                x, y = x[ready:], y[ready:]
+            self.count(self.engine.feed((x, y)))
+        except BaseException:
+            self.engine, self.engine.state, self.engine.waiting, self.scores, self.room = before
+            raise
+
+    def _widen(self, room: int) -> None:
+        """Give the model more classes; what was learnt stays learnt."""
+        try:
+            engine = self._engine(model(self.schema, self.settings, room))
+        except ValueError as error:
+            raise RunError(
+                f"with {room} classes {error} Or name the classes that count: `--classes A,B,…`, in a new run."
+            ) from None
+        engine.state, engine.waiting = carried(self.engine.state, engine.state), self.engine.waiting
+        seen = np.concatenate([self.scores.seen, np.zeros(room - len(self.scores.seen))])
+        self.engine, self.room, self.scores = engine, room, self.scores._replace(seen=seen)
 
     def count(self, fed: Fed | None) -> None:
         """Add what was predicted for batches to the figures."""

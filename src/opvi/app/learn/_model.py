@@ -29,15 +29,22 @@ class Settings(NamedTuple):
     seed: int = 0
 
 
-def model(schema: Schema, settings: Settings) -> Sampler:
-    """Return the sampler for a schema: it sounds an alarm when the data change, and keeps a sample of the rows."""
+def model(schema: Schema, settings: Settings, room: int | None = None) -> Sampler:
+    """Return the sampler for a schema: it sounds an alarm when the data change, and keeps a sample of the rows.
+
+    Args:
+        schema: what the columns mean.
+        settings: of the model.
+        room: how many classes the model has; those of the schema if not given.
+    """
     columns, particles, half_life = len(schema.features), settings.particles, settings.half_life
     hidden = widths(schema.task, settings)
     made: Sampler
     if schema.task == "regression":
         made = regressor(columns, hidden=hidden, particles=particles, half_life=half_life, warm_up=settings.warm_up)
     else:
-        made = classifier(columns, max(2, len(schema.classes)), hidden=hidden, particles=particles, half_life=half_life)
+        room = room or max(2, len(schema.classes))
+        made = classifier(columns, room, hidden=hidden, particles=particles, half_life=half_life)
     if settings.memory_rows:
         made = remembering(made, settings.memory_rows)
     made = watched(remembering(made, SAMPLE, again=0))
@@ -81,6 +88,14 @@ def about_model(run: RunDirectory, about: Json) -> tuple[Schema, Settings]:
         return Schema.from_json(about["schema"]), settings._replace(hidden=hidden)
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         raise RunError(f"{run.path / 'run.json'} is damaged: it does not describe a model ({error}).") from None
+
+
+def later(schema: Schema, tree: Json) -> tuple[Schema, int]:
+    """Return the schema with the classes that a checkpoint knows, and how many the model has."""
+    classes, room = tree.get("classes", schema.classes), tree.get("room", max(2, len(schema.classes)))
+    if list(classes[: len(schema.classes)]) != list(schema.classes) or not isinstance(room, int) or room > 1 << 16:
+        raise TypeError("the classes that the run began with")
+    return schema._replace(classes=[str(name) for name in classes]), room
 
 
 def check_columns(schema: Schema, block: Block, name: str) -> None:

@@ -9,7 +9,7 @@ import numpy as np
 
 from opvi.app.learn import _scores as scoring
 from opvi.app.learn._directory import RunDirectory, RunError
-from opvi.app.learn._model import Settings, about_model, check_columns, describes, model
+from opvi.app.learn._model import Settings, about_model, check_columns, describes, later, model
 from opvi.app.learn._positive import positive_moments
 from opvi.app.tables import Json, Rejected, Schema, Source, TableError
 from opvi.predictive import Predictive
@@ -35,10 +35,6 @@ def learnt(run: RunDirectory) -> Learnt:
     """Read a run; nothing in its folder is changed."""
     about = run.about()
     schema, settings = about_model(run, about)
-    try:
-        sampler = model(schema, settings)
-    except (TypeError, ValueError) as error:
-        raise RunError(f"{run.path / 'run.json'} describes a model that cannot be made: {error}") from None
     kept = run.checkpoints
     tree = kept.newest()
     if tree is None and kept.damaged:
@@ -50,13 +46,18 @@ def learnt(run: RunDirectory) -> Learnt:
         raise RunError(f"{run.path} has no checkpoint yet. Let it learn first: `opvi learn … --resume`.")
     if not isinstance(tree, dict) or not {"state", "scores", "places", "kinds"} <= set(tree):
         raise RunError(f"the checkpoints of {run.path} hold something else than a run.")
-    why = ""
+    begun, why = schema, ""
+    try:
+        schema, room = later(begun, tree)
+        sampler = model(schema, settings, room)
+    except (TypeError, ValueError) as error:
+        raise RunError(f"{run.path / 'run.json'} describes a model that cannot be made: {error}") from None
     try:
         state = jax.eval_shape(sampler.init, jax.random.key(0))
         tree = shaped(tree, {"state": state, "scores": scoring.start(schema.task, len(schema.classes))})
     except CheckpointError as error:
         why = f" ({str(error).rstrip('.')})"
-    if why or not describes(tree.get("about"), schema, settings):
+    if why or not describes(tree.get("about"), begun, settings):
         raise RunError(
             f"{run.path / 'run.json'} describes other columns or another model than the checkpoints were saved with"
             f"{why}. Bring the old one back."
@@ -105,6 +106,7 @@ def _predicted(engine: Engine, schema: Schema, x: np.ndarray, levels: tuple[floa
         what = _positive_numbers if schema.positive else _numbers
         return dict(zip(names, engine.ask(asked, what, levels)[: len(x)].T, strict=True))
     probabilities = engine.ask(asked, Predictive.probabilities)[: len(x), : len(schema.classes)]
+    probabilities = probabilities / probabilities.sum(1, keepdims=True)  # a model may have room for more classes
     named = np.array(schema.classes, object)[probabilities.argmax(1)]
     return {"prediction": named, **{f"p={label}": p for label, p in zip(schema.classes, probabilities.T, strict=True)}}
 

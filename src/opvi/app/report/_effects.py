@@ -322,7 +322,7 @@ def _lines(done: list[np.ndarray], classes: int) -> list[int]:
         return [max(classes - 1, 0)]
     if not done:
         return []
-    reach = sum(np.ptp(out[0], 0) for out in done)
+    reach = sum(np.ptp(out[0], 0)[:classes] for out in done)  # a model may have room for more
     return sorted(np.argsort(-np.asarray(reach), kind="stable")[:LINES].tolist())
 
 

@@ -92,7 +92,8 @@ def _lines(state: Tree, features: Sequence[str], classes: Sequence[str]) -> list
     w = w.reshape(len(w), -1, count)
     C = w.shape[1]
     covariance = np.asarray(state.linear.covariance, float).reshape(len(w), C, count, C, count)
-    own = np.einsum("ncfdf->nfcd", covariance)  # [n, F + 1, C, C]
+    C = min(C, max(2, len(classes)))  # a model may have room for more
+    w, own = w[:, :C], np.einsum("ncfdf->nfcd", covariance)[:, :, :C, :C]  # [n, F + 1, C, C]
     contrast = np.array([[-1.0, 1.0]]) if C == 2 else np.eye(C) - 1 / C
     share = np.exp(np.asarray(state.log_weights, float))
     share = (share / share.sum())[:, None, None]

@@ -40,7 +40,7 @@ def infer_schema(
         target: the column to predict.
         task: regression, classification, or auto: classification for text, truth values, and whole numbers of at
             most 10 different values.
-        classes: the labels, if some may come later than the first rows.
+        classes: the labels, if no others count; otherwise those that come later are classes, too.
         leave_out: columns that the model must not see.
         reading: how numbers, dates and gaps are spelt, as far as the user says so.
         positive: learn the logarithm of a target that is always positive; predictions are then positive, too.
@@ -72,6 +72,7 @@ def infer_schema(
     firsts = [first for first in firsts if first.name != target]
     told = settle([aim, *firsts])
     notes = [told] if told else []
+    closed = classes is not None
     task, labels, classes = _task(aim, task, classes, notes)
     if positive:
         _check_positive(aim, task)
@@ -81,7 +82,7 @@ def infer_schema(
         columns += [column._replace(spelling=first.spelling)] if column else []
         notes += [f"column {quoted(first.name)} {note}"] if note else []
     made = _schema(target, task, list(classes), labels, columns, notes)
-    return made._replace(spelling=aim.spelling, positive=positive)
+    return made._replace(spelling=aim.spelling, positive=positive, closed=closed)
 
 
 def _column(first: First, alone: bool) -> tuple[Column | None, str]:

@@ -74,6 +74,7 @@ class Schema(NamedTuple):
     notes: list[str]  # for the user
     spelling: Spelling = PLAIN  # of the target
     positive: bool = False  # whether the logarithm of the target is learnt
+    closed: bool = False  # whether the user named all classes
 
     def to_json(self) -> Json:
         """Return plain lists, dictionaries, numbers and strings."""
@@ -101,6 +102,21 @@ class Schema(NamedTuple):
     def absent(self, columns: list[str]) -> list[str]:
         """Feature columns that a source lacks."""
         return [column.name for column in self.columns if column.name not in columns]
+
+    def unknown(self, block: Block) -> list[str]:
+        """Labels of a block that are none of the classes, in the order in which they come."""
+        if self.task != "classification":
+            return []
+        key = label_key(self.labels, self.spelling)
+        known = {"", *(key(name) for name in self.classes)}
+        gaps = self.spelling.missing(among_values=self.labels != "text")
+        codes, texts = as_levels(raw(block, self.target, len(block.numbers)), self.spelling._replace(fold=False))
+        out: dict[str, str] = {}
+        for code in dict.fromkeys(codes.tolist()):
+            text = texts[code]
+            if code >= 0 and key(text) not in known and text.lower() not in gaps:
+                out.setdefault(key(text), text if self.labels == "text" else key(text))
+        return list(out.values())
 
     def encode(self, block: Block, with_target: bool = True) -> Encoded:
         """Rows as numbers; those that break the schema are handed back with a reason.
