@@ -152,6 +152,20 @@ MUTANTS = [
         "ready = 0",
         "tests/app/test_late_classes.py",
     ),
+    Mutant(
+        "Malformed rows without end",
+        "src/opvi/app/tables/_source.py",
+        "if bad > MOST_BAD or text > MOST_BAD_TEXT:",
+        "if False:",
+        "tests/app/test_tables.py",
+    ),
+    Mutant(
+        "Connections without end",
+        "src/opvi/app/report/_server.py",
+        "if self._free.acquire(blocking=False):",
+        "if True:",
+        "tests/app/test_report.py",
+    ),
 ]
 
 

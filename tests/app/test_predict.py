@@ -6,9 +6,9 @@ from pathlib import Path
 import jax
 import pytest
 
-from opvi.app.learn import RunDirectory, RunError, Settings, predict
+from opvi.app.learn import RunDirectory, RunError, Settings, _model, predict
 from opvi.app.learn import _scores as scores
-from opvi.app.learn._model import described, model
+from opvi.app.learn._model import described, free_memory, model
 from opvi.app.learn._predict import learnt
 from opvi.app.tables import Schema, infer_schema, open_source
 
@@ -87,3 +87,12 @@ def test_a_model_beyond_memory_is_refused_before_it_is_made(schema: Schema) -> N
     with pytest.raises(ValueError, match=r"would have [\d.]+ GiB.*Leave out columns"):
         model(many, Settings(hidden=()))
     assert model(many, Settings()).about  # with a hidden layer it fits
+
+
+def test_memory_that_is_not_there_is_refused_with_numbers(schema: Schema, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert (free_memory() or 1) > 0
+    monkeypatch.setattr(_model, "free_memory", lambda: 1 << 20)
+    with pytest.raises(
+        ValueError, match=r"the model has [\d,]+ MiB and needs about 4 times .* only 1 MiB of memory are"
+    ):
+        model(schema, Settings())

@@ -5,9 +5,11 @@ import gzip
 import io
 import json
 import os
+import resource
 import signal
 import sys
 import threading
+import time
 import tracemalloc
 import zlib
 from datetime import date, datetime
@@ -21,6 +23,9 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
+from opvi.app.learn import RunDirectory, Settings
+from opvi.app.learn._learner import Stop
+from opvi.app.learn._starting import Asked, alone
 from opvi.app.tables import Block, Encoded, Schema, TableError, infer_schema, open_source
 from opvi.app.tables import _block as block
 from opvi.app.tables import _lines as lines
@@ -545,6 +550,35 @@ def test_a_bomb_is_read_in_bounded_memory(tmp_path: Path) -> None:
     tracemalloc.stop()
     assert [row for row, _ in rows] == [0, 1, 2]
     assert peak < 12 * block.PIECE
+
+
+@pytest.mark.parametrize(
+    ("body", "message"),
+    [
+        (
+            b'x,"y\n',
+            "rows, up to row .* are all malformed, so it is not read on.*a quote that is opened and not closed",
+        ),
+        (b"lorem ipsum\n", "are all malformed, so it is not read on. The last one: 1 fields, but the header has 2"),
+        (b"lorem ipsum " * 200 + b"\n", "are all malformed, so it is not read on"),
+        (b"a" * 1024, "a line has more than 256 MiB"),
+        (b'""' * 512, "a line has more than 256 MiB"),
+    ],
+)
+def test_an_open_quote_and_bombs_are_refused_in_time_and_memory(tmp_path: Path, body: bytes, message: str) -> None:
+    """300 MiB from a small file, after a quote that is never closed."""
+    path = tmp_path / "a.csv.gz"
+    with gzip.open(path, "wb", 1) as file:
+        file.write(b'a,y\n1,2\n2,3\n3,"4\n')
+        for _ in range(300):
+            file.write(body * ((1 << 20) // len(body)))
+    peak, began = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss, time.process_time()
+    run = tmp_path / "run"
+    asked = Asked(str(path), "y", settings=Settings(hidden=(), particles=2))
+    with pytest.raises(TableError, match=message), alone(RunDirectory(run), asked, Stop()):
+        pass
+    assert time.process_time() - began < 10
+    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - peak < 200 * 1024  # kB
 
 
 def test_keys_without_end_are_read_in_bounded_memory(tmp_path: Path) -> None:

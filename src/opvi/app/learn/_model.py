@@ -1,6 +1,8 @@
 """The model behind a run: the recommended regressor or classifier, by settings that a run's folder keeps."""
 
 import json
+import re
+from pathlib import Path
 from typing import NamedTuple
 
 import jax
@@ -14,6 +16,7 @@ from opvi.tracking._regressor import EARLY_ROWS
 from opvi.types import Sampler
 
 MOST_BYTES = 1 << 30  # of a model's state
+WHILE_LEARNING = 4  # times its state a model needs, for temporaries and checkpoints
 HIDDEN = {"regression": (50,), "classification": (100,)}
 SAMPLE = 256  # rows kept for the report, a uniform sample of all that were learnt
 
@@ -56,7 +59,27 @@ def model(schema: Schema, settings: Settings, room: int | None = None) -> Sample
             f"{MOST_BYTES / 2**30:g} is allowed. Leave out columns, take fewer particles, or fewer classes; a linear "
             "classifier grows with the square of columns times classes, one with hidden layers far less."
         )
+    free = free_memory()
+    if free is not None and size * WHILE_LEARNING > free:
+        raise ValueError(
+            f"the model has {size / 2**20:,.0f} MiB and needs about {WHILE_LEARNING} times that while it learns, but "
+            f"only {free / 2**20:,.0f} MiB of memory are free. Leave out columns, or take fewer particles or narrower "
+            "layers: `--leave-out`, `--particles`, `--hidden`."
+        )
     return made
+
+
+def free_memory() -> int | None:
+    """Return the bytes of memory that are free, of the machine or of the container; None where nobody says."""
+    found = []
+    for path, pattern in (("/proc/meminfo", r"MemAvailable:\s+(\d+) kB"), ("/sys/fs/cgroup/memory.max", r"(\d+)")):
+        try:
+            text = re.search(pattern, Path(path).read_text())
+        except OSError:
+            continue
+        if text is not None:
+            found.append(int(text[1]) * (1024 if "meminfo" in path else 1))
+    return min(found, default=None)
 
 
 def widths(task: str, settings: Settings) -> tuple[int, ...]:

@@ -15,6 +15,7 @@ from opvi.running import Checkpoints
 from opvi.running._saving import SAVE_EVERY
 
 PIPE = "-"
+MOST_READ = 200_000  # rows, most of them malformed, among which the first sound ones are looked for
 
 
 class Asked(NamedTuple):
@@ -166,11 +167,11 @@ def _learner(run: RunDirectory, kept: Checkpoints, schema: Schema, settings: Set
 
 
 def _some(source: Source, rows: int, stop: Stop) -> list[Block]:
-    """Blocks with the first rows."""
-    blocks, count = [], 0
+    """Blocks with the first rows; fewer where most are malformed."""
+    blocks, count, read = [], 0, 0
     for block in blocks_of(source, stop):
         blocks.append(block)
-        count += len(block.numbers)
-        if count >= rows:
+        count, read = count + len(block.numbers), read + block.rows
+        if count >= rows or read >= MOST_READ + 2 * rows:
             break
     return blocks

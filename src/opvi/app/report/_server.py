@@ -3,9 +3,11 @@
 import errno
 import re
 import threading
+import time
 from collections.abc import Callable
 from http.server import BaseHTTPRequestHandler
 from socketserver import ThreadingTCPServer
+from typing import Any
 
 LOOPBACK = "127.0.0.1"
 # Only names of this computer: a foreign site whose name was made to point here must not read the page.
@@ -20,6 +22,8 @@ HEADERS = {
     "X-Frame-Options": "DENY",
 }
 PATIENCE = 10.0  # seconds for a browser to ask and to read
+MOST_CONNECTIONS = 32  # at once; more are closed unheard
+REST = 4  # times as long as a page took to make, the next one is not made: learning needs the time
 
 
 class Server(ThreadingTCPServer):
@@ -30,10 +34,29 @@ class Server(ThreadingTCPServer):
 
     def __init__(self, port: int, handler: type[BaseHTTPRequestHandler]):
         super().__init__((LOOPBACK, port), handler)
+        self._free = threading.BoundedSemaphore(MOST_CONNECTIONS)
         self.port: int = self.server_address[1]
         self.url = f"http://{LOOPBACK}:{self.port}/"
         self._thread = threading.Thread(target=self.serve_forever, args=(0.1,), name="opvi-report", daemon=True)
         self._thread.start()
+
+    def process_request(self, request: Any, client_address: Any) -> None:
+        """Answer in a thread of its own, as long as there are few of them: file handles are the learner's, too."""
+        if self._free.acquire(blocking=False):
+            try:
+                super().process_request(request, client_address)
+            except BaseException:  # e.g. no more threads
+                self._free.release()
+                self.shutdown_request(request)
+        else:
+            self.shutdown_request(request)
+
+    def process_request_thread(self, request: Any, client_address: Any) -> None:
+        """Answer, then make room for the next."""
+        try:
+            super().process_request_thread(request, client_address)
+        finally:
+            self._free.release()
 
     def close(self) -> None:
         """Stop answering and free the port; a second time it does nothing."""
@@ -76,19 +99,27 @@ def serve(make_page: Callable[[], str], port: int = 0) -> Server:
 
 def _handler(make_page: Callable[[], str]) -> type[BaseHTTPRequestHandler]:
     one_at_a_time = threading.Lock()
+    last = b"", 0.0, 0.0  # the page, when it was made, and how long that took
 
     class Handler(BaseHTTPRequestHandler):
         timeout = PATIENCE
 
         def do_GET(self) -> None:
+            nonlocal last
             hosts = self.headers.get_all("Host", [])
             if len(hosts) != 1 or not OWN_NAMES.fullmatch(hosts[0].strip()):
                 return self.answer(421, "This server answers to http://127.0.0.1 and http://localhost only.")
             if self.path != "/":
                 return self.answer(404, "There is nothing here but the page at /.")
             try:
+                asked = time.monotonic()
                 with one_at_a_time:
-                    made = make_page().encode()
+                    made, when, cost = last
+                    if when < asked and time.monotonic() > when + REST * cost:
+                        began = time.monotonic()
+                        made = make_page().encode()
+                        when = time.monotonic()
+                        last = made, when, when - began
             except Exception as error:  # whatever it is, the learner continues
                 words = f"The page could not be made; learning continues.\n\n{type(error).__name__}: {error}"
                 return self.answer(500, words)

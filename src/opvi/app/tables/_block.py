@@ -9,6 +9,8 @@ Json = dict[str, Any]  # an object of JSON
 PIECE = 1 << 20  # bytes of text in a block, and the most that one record may have
 ROWS = 8_192  # in a block
 CELLS = 1 << 20  # rows × columns in a block of JSON lines, where every row may bring new keys
+LONGEST_LINE = 1 << 28  # bytes: a line with more ends the reading
+MOST_BAD, MOST_BAD_TEXT = 100_000, 1 << 25  # malformed rows one after the other, and their text: more end the reading
 MOST_COLUMNS = 10_000  # of a source
 SHOWN = 2_000  # characters of a rejected row that are kept
 

@@ -16,7 +16,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from opvi.app.tables._block import PIECE, ROWS, shown
+from opvi.app.tables._block import LONGEST_LINE, PIECE, ROWS, TableError, shown
 
 QUOTE, NEWLINE = ord('"'), ord("\n")
 TOO_LONG = f"a line of more than {PIECE:,} bytes, but a row has at most that"
@@ -36,11 +36,17 @@ def whole_lines(pieces: Iterable[bytes]) -> Iterator[bytes | str]:
     Blank lines stay. Carriage returns before a line feed are gone.
     """
     held: list[bytes] = []
-    length, overlong = 0, False
+    length, overlong, passed = 0, False, 0
     for piece in pieces:
         end = piece.rfind(b"\n") + 1
         if overlong:
             start = piece.find(b"\n") + 1
+            passed += start or len(piece)
+            if passed > LONGEST_LINE:
+                raise TableError(
+                    f"a line has more than {LONGEST_LINE >> 20} MiB, so this is not a table of rows and not read "
+                    "on. Look for a file that was damaged, or packed twice."
+                )
             if not start:
                 continue
             piece, end, overlong = piece[start:], end - start, False
@@ -53,7 +59,7 @@ def whole_lines(pieces: Iterable[bytes]) -> Iterator[bytes | str]:
             length += len(piece) - end
         if length > PIECE + 1:  # the one more may be a carriage return
             yield shown(b"".join(held))
-            held, length, overlong = [], 0, True
+            held, length, overlong, passed = [], 0, True, length
     if held:
         yield from _cut(b"".join(held) + b"\n")
 

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from itertools import chain
 from pathlib import Path
 
-from opvi.app.tables._block import ROWS, Block, TableError, cut, quoted
+from opvi.app.tables._block import MOST_BAD, MOST_BAD_TEXT, ROWS, Block, TableError, cut, quoted
 from opvi.app.tables._delimited import Delimited
 from opvi.app.tables._feeds import GZIP, ZSTD, Feed, Reader
 from opvi.app.tables._jsonlines import JsonLines
@@ -56,11 +56,27 @@ class Source:
         return self._blocks
 
     def _read(self, skip: int, columns: list[str] | None) -> Iterator[Block]:
+        bad = text = 0  # malformed rows since the last sound one, and their characters
         for block in self._reader.blocks(skip, columns):
             block = block._replace(share=self._reader.share)
+            whole = len(block.malformed) == block.rows
+            bad = bad + block.rows if whole else _last_bad(block)
+            text = text + sum(len(one.text) for one in block.malformed) if whole else 0
+            if bad > MOST_BAD or text > MOST_BAD_TEXT:
+                raise TableError(
+                    f"{self.name}: the last {bad:,} rows, up to row {block.first + block.rows:,}, are all malformed, "
+                    f"so it is not read on. The last one: {block.malformed[-1].reason}. Look for a quote that is "
+                    "opened and not closed, or for another file joined to this one."
+                )
             end = block.first + block.rows
             for start in range(max(skip, block.first), end, ROWS):
                 yield cut(block, start, start + ROWS)
+
+
+def _last_bad(block: Block) -> int:
+    """Malformed rows at the end of a block."""
+    numbers = block.numbers
+    return block.first + block.rows - 1 - int(numbers[-1]) if len(numbers) else block.rows
 
 
 def open_source(
