@@ -77,8 +77,6 @@ CASES = {name: Case(algorithm, TARGET, numbers) for name, algorithm in ALGORITHM
     ),
     "gain_one": Case(opvi.gain_one(TARGET, half_life=50.0, substeps=2), TARGET, numbers),
 }
-# The likelihood scale of these divides by the number of rows, which a weight does not change.
-COUNTS_ROWS = {"gfsd", "langevin", "online_map", "online_map in a box"}
 each_case = pytest.mark.parametrize("case", CASES.values(), ids=CASES)
 
 
@@ -174,16 +172,16 @@ def test_padded_equals_unpadded(case):
     assert close(padded, unpadded, 2e-6)
 
 
-@pytest.mark.parametrize("name", [name for name in CASES if name not in COUNTS_ROWS])
-def test_weights_count_rows(name):
-    """A weight of 2 is the row twice, in the gradient; rows seen counts rows."""
-    case = CASES[name]
+@each_case
+def test_weights_count_rows(case):
+    """A weight of 2 is the row twice, in all that is learnt and in the rows seen."""
     algorithm = case.algorithm
     state = algorithm.init(KEY, N)
     rows = case.rows(0, 2)
     heavy, _ = algorithm.step(KEY, state, opvi.batch(rows, [2.0, 1.0], pad_to=8))
     twice, _ = algorithm.step(KEY, state, opvi.batch(jax.tree.map(lambda a: np.repeat(a, [2, 1], 0), rows), pad_to=8))
     assert close(heavy.particles, twice.particles, 1e-5)
+    assert int(heavy.rows) == int(twice.rows) == 3
 
 
 @each_case

@@ -62,6 +62,7 @@ def compiled(step: Step) -> Step:
 
 
 LARGEST_COUNT = 2**31 - 1  # counters stop here instead of turning negative on an endless stream
+LARGEST_BATCH = 2.0**30
 PARTICLES = 100  # drawn by a sampler of a target if nobody says how many
 
 
@@ -111,6 +112,7 @@ class StepInfo(NamedTuple):
     drift: Scalar  # root mean square of the score, or of the move of second-order particles
     finite: Array  # False: an update was not finite, and what it would have moved stayed where it was
     predicted: Predicted | None = None  # for each row, before learning
+    restarted: Array | None = None  # particles whose update was not finite, and which took another's place
 
 
 class Clock(NamedTuple):
@@ -124,13 +126,15 @@ class Clock(NamedTuple):
 
 
 def tick(state: State, batch: Batch) -> Clock:
-    """Count this round and its rows (those with a weight above 0)."""
+    """Count this round and its rows: a row of weight k is k rows, padding none."""
     dtype = state.particles.dtype
-    here = (batch.weight > 0).sum(dtype=jnp.int32)
+    total = jnp.asarray(batch.weight).astype(dtype).sum()
+    some = (batch.weight > 0).any().astype(jnp.int32)  # rows that weigh little are one row together
+    here = jnp.maximum(jnp.minimum(jnp.round(total), LARGEST_BATCH).astype(jnp.int32), some)
     rows = state.rows + jnp.minimum(here, LARGEST_COUNT - state.rows)
     round_ = optax.safe_increment(state.round)
-    at_least_one = jnp.maximum(here, 1).astype(dtype)  # a batch of padding alone must not divide by 0
-    return Clock(round_, rows, round_.astype(dtype), at_least_one, jnp.maximum(rows, 1).astype(dtype))
+    batch_rows = jnp.where(total > 0, total, 1)  # a batch of padding alone must not divide by 0
+    return Clock(round_, rows, round_.astype(dtype), batch_rows, jnp.maximum(rows.astype(dtype), batch_rows))
 
 
 class Layout(NamedTuple):
@@ -202,10 +206,15 @@ def weigh(
 
 
 def row_densities(log_likelihood: Array) -> Array:
-    """Return the log predictive density of each row, from each particle's `[n, B]`; NaN for all where one is NaN."""
-    rows = logsumexp(log_likelihood, axis=0) - math.log(len(log_likelihood))
+    """Return the log predictive density of each row, from each particle's `[n, B]`.
+
+    A particle that says NaN of a row counts for nothing; NaN for all rows where no particle is left.
+    """
     # Asked for by name: XLA's fused exponential on a CPU can turn a NaN into a number.
-    return jnp.where(jnp.isnan(log_likelihood).any(), jnp.nan, rows)
+    sound = ~jnp.isnan(log_likelihood).any(1)
+    left = jnp.maximum(sound.sum(dtype=log_likelihood.dtype), 1)
+    rows = logsumexp(jnp.where(sound[:, None], log_likelihood, -jnp.inf), axis=0) - jnp.log(left)
+    return jnp.where(sound.any(), rows, jnp.nan)
 
 
 def predicted_rows(batch: Batch, log_likelihood: Array) -> tuple[Scalar, Predicted]:
@@ -217,6 +226,14 @@ def predicted_rows(batch: Batch, log_likelihood: Array) -> tuple[Scalar, Predict
 def mean_over(batch: Batch, rows: Array) -> Scalar:
     """Return the weighted mean of one number per row."""
     return (rows * batch.weight).sum() / jnp.maximum(batch.weight.sum(), 1e-30)
+
+
+def stand_ins(key: Key, good: Array) -> Array:
+    """Return for every particle the one whose place it takes: itself if good, otherwise one of the good, at random."""
+    n = len(good)
+    first_good = jnp.argsort(~good, stable=True)
+    other = first_good[jax.random.randint(key, (n,), 0, jnp.maximum(good.sum(), 1))]
+    return jnp.where(good | ~good.any(), jnp.arange(n), other)
 
 
 def keep_if_finite(new: Kept, old: Kept, moved: Tree, log_predictive: Scalar) -> tuple[Kept, Array]:

@@ -106,7 +106,7 @@ def test_predict_goes_through_every_particle():
         opvi.predict(opvi.gaussian_mixture(), jnp.zeros((3, 2)), x)
 
 
-@pytest.mark.parametrize("dof", [4.0, 6.0, 10.0, np.inf])
+@pytest.mark.parametrize("dof", [2.5, 3.0, 4.0, 5.0, 6.0, 10.0, 30.0, np.inf])
 def test_student_t_is_the_one_of_scipy(dof):
     mean, variance = 1.0, 2.0
     ours = opvi.predictive.StudentT(*(jnp.full((1,), v, jnp.float32) for v in (mean, variance, dof, 0.5)))
@@ -116,7 +116,7 @@ def test_student_t_is_the_one_of_scipy(dof):
     for y in (-40.0, -2.0, 1.0, 3.5):
         at = jnp.full((1,), y, jnp.float32)
         np.testing.assert_allclose(ours.log_density(at), theirs.logpdf(y), rtol=1e-5, atol=1e-5)
-        np.testing.assert_allclose(ours.cdf(at), theirs.cdf(y), atol=1e-6)
+        np.testing.assert_allclose(ours.cdf(at), theirs.cdf(y), atol=2e-6)
     wide = jax.tree.map(lambda leaf: jnp.broadcast_to(leaf, (40_000,)), ours)
     draws = np.asarray(wide.sample(jax.random.key(0)))
     assert stats.kstest(draws, theirs.cdf).pvalue > 1e-3

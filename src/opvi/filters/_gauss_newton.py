@@ -9,16 +9,27 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from opvi._steps import Clock, StepInfo, TargetSampler, compiled, mean_over, predicted_rows, root_mean_square, tick
+from opvi._steps import (
+    Clock,
+    StepInfo,
+    TargetSampler,
+    compiled,
+    mean_over,
+    predicted_rows,
+    root_mean_square,
+    stand_ins,
+    tick,
+)
 from opvi.filters import _covariance as covariance
 from opvi.filters import _kalman as kalman
 from opvi.filters._covariance import Blocks, Covariance, exactly, within
-from opvi.filters._prior import GaussianPrior, distribution, gaussian_prior, linear_outputs, outputs
+from opvi.filters._prior import GaussianPrior, distribution, gaussian_prior, jacobian, linear_outputs, linearise
 from opvi.filters._spread import spread_out
 from opvi.predictive import Distribution, Normal, Predictive
 from opvi.targets import Target, cast, check_batch
-from opvi.types import Array, Batch, Data, Key, Particles, Predicted, Scalar, Schedule, Start, State, Tree, at_round
+from opvi.types import Array, Batch, Key, Particles, Predicted, Scalar, Schedule, Start, State, Tree, at_round
 
+LARGEST_CHANGE = 0.2  # mean KL divergence of a curved model's class probabilities, before and after a step
 MEMORY_OF_ERRORS = 20.0  # rounds over which a particle's squared prediction error is averaged
 SMALLEST_SHARE = 1e-12  # of a prior's variance: a smaller one of a linear model is rounding error
 
@@ -93,20 +104,29 @@ class GaussNewton(TargetSampler):
         product = covariance.faded_times(rows, state.past, fade)
         new = kalman.gain(rows[:, :, :-1], product[:, :, :-1])
         move = kalman.move_by_score(new, rows[:, :, -1], product[:, :, -1])
-        trusted = jnp.isfinite(rows[:, :, -1].sum((1, 2)) + seen.error) & ~jnp.isnan(log_predictive)
+        move = move * _held_back(seen, rows, move, batch)[:, None, None]
+        learnt = ~jnp.isnan(log_predictive)  # otherwise the rows are bad, and not the particles
         good = (new.surprise > kalman.SMALLEST_SURPRISE).all(1)
-        good &= jnp.isfinite(move.sum((1, 2)) + (new.rows**2).sum((1, 2, 3)))
-        bad, good = ~good & trusted, good & trusted
+        good &= jnp.isfinite(move.sum((1, 2)) + (new.rows**2).sum((1, 2, 3)) + seen.error)
+        good = jnp.where(learnt, good, False)
         still = covariance.Fading(
             *(jnp.where(good[:, None, None], a, b) for a, b in zip(fade, (1.0, 0.0), strict=True))
         )
-        Z = jnp.where(good[:, None, None, None], new.rows, 0)
-        past = covariance.without_correlations(covariance.faded_shed(state.past, still, Z, largest), bad)
-        move = blocks.scatter(jnp.where(good[:, None, None], move, 0))
-        info = StepInfo(clock.rows, log_predictive, root_mean_square(move), good.all(), predicted)
-        error = jnp.where(good, seen.error, state.error)
-        evidence = state.log_evidence + jnp.where(good.all(), (predicted.log_density * batch.weight).sum(), 0)
-        return GaussNewtonState(w + move, past, error, evidence, clock.round, clock.rows), info
+        past = covariance.faded_shed(state.past, still, jnp.where(good[:, None, None, None], new.rows, 0), largest)
+        moved = w + blocks.scatter(jnp.where(good[:, None, None], move, 0))
+        info = StepInfo(clock.rows, log_predictive, root_mean_square(moved - w), good.any(), predicted)
+        evidence = state.log_evidence + jnp.where(good.any(), (predicted.log_density * batch.weight).sum(), 0)
+        past = covariance.without_correlations(past, jnp.broadcast_to(learnt & ~good.any(), good.shape))
+        # One bad particle does not end the run: it takes the place of another.
+        info = info._replace(restarted=jnp.where(learnt & good.any(), (~good).sum(), 0))
+        which = stand_ins(jax.random.fold_in(key, clock.round), good)
+        error = jnp.where(good, seen.error, state.error)[which]
+
+        def replaced(matrices: Array) -> Array:
+            return matrices[which]
+
+        past = past._replace(matrices=covariance.when(~good.all() & good.any(), replaced, past.matrices))
+        return GaussNewtonState(moved[which], past, error, evidence, clock.round, clock.rows), info
 
     def draws(self, state: State, key: Key, n: int) -> Particles:
         """Return n draws from the posterior: a particle, then a draw from its covariance."""
@@ -124,7 +144,7 @@ class GaussNewton(TargetSampler):
 
         def one(w: Array, C: Array) -> tuple[Distribution, Array]:
             """A particle's head, and the covariances of its outputs: `[B, C, C]`."""
-            J = blocks.gather(_jacobian(target, w, x))  # [B, C, K, D]
+            J = blocks.gather(jacobian(target, w, x))  # [B, C, K, D]
             return distribution(target, w, x), jnp.einsum("bckd,kde,bfke->bcf", J, C, J)
 
         return spread_out(*jax.vmap(one)(w, past.matrices))
@@ -255,6 +275,18 @@ def _batch_evidence(seen: "_Seen", new: kalman.Gain, batch: Batch) -> Scalar:
     return jnp.log(jnp.diagonal(new.inverse[0])).sum() - (surprise + noise) / 2
 
 
+# --- curved models ------------------------------------------------------------------------------
+
+
+def _held_back(seen: "_Seen", rows: Array, move: Array, batch: Batch) -> Array:
+    """Return how much of its move each particle makes: as much as leaves class probabilities near what they were."""
+    if seen.regression is not None:
+        return jnp.ones(len(move), move.dtype)
+    moved = jnp.einsum("nkrd,nkd->nr", rows[:, :, :-1], move)
+    divergence = 0.5 * (moved**2).sum(1) / jnp.maximum(batch.weight.sum(), 1e-30)
+    return jnp.minimum(1, jnp.sqrt(LARGEST_CHANGE / (divergence + 1e-9)))
+
+
 # --- what all models share ----------------------------------------------------------------------
 
 
@@ -293,7 +325,7 @@ def _look(
             R = jnp.maximum(sampler.noise.share * error, sampler.noise.smallest)
             dist = dist._replace(variance=jnp.broadcast_to(R[:, None], dist.variance.shape))
         regression = _Regression(y[None] - dist.mean, dist.variance)
-    A, gradient = jax.vmap(partial(_linearise, target), (0, 0, None, None))(w, dist, batch.data, batch.weight)
+    A, gradient = jax.vmap(partial(linearise, target), (0, 0, None, None))(w, dist, batch.data, batch.weight)
     return _Seen(jnp.concatenate([A, gradient[:, None]], 1), log_density, error, regression)
 
 
@@ -310,25 +342,6 @@ def _gamma(sampler: GaussNewton, batch: Batch, clock: Clock) -> Array:
     if sampler.half_life is None:
         return at_round(sampler.forgetting, clock.t)
     return jnp.exp2(-batch.weight.sum() / at_round(sampler.half_life, clock.seen_rows))
-
-
-def _jacobian(target: Target, w: Array, x: Tree) -> Array:
-    """Return the derivatives of a particle's outputs in its parameters: `[B, C, d]`."""
-
-    def one_row(w: Array, x: Tree) -> Array:
-        return outputs(distribution(target, w, jax.tree.map(lambda a: a[None], x)))[0]
-
-    return jax.vmap(jax.jacrev(one_row), (None, 0))(w, x)
-
-
-def _linearise(target: Target, w: Array, dist: Distribution, data: Data, weight: Array) -> tuple[Array, Array]:
-    """Return one particle's rows of curvature A, `[B·K, d]`, and the gradient $J^T g$, `[d]`."""
-    x, y = data
-    J = _jacobian(target, w, x)
-    g, L = dist.curvature(y)  # [B, C], [B, C, K]
-    L = L * jnp.sqrt(weight)[:, None, None]
-    A = jnp.einsum("bck,bcd->bkd", L, J).reshape(-1, len(w))
-    return A, jnp.einsum("bcd,bc->d", J, g * weight[:, None])
 
 
 @partial(jax.jit, static_argnums=(0, 3))

@@ -11,7 +11,16 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from opvi._steps import PARTICLES, StepInfo, TargetSampler, compiled, predicted_rows, root_mean_square, tick
+from opvi._steps import (
+    PARTICLES,
+    StepInfo,
+    TargetSampler,
+    compiled,
+    predicted_rows,
+    root_mean_square,
+    stand_ins,
+    tick,
+)
 from opvi.filters._covariance import exactly
 from opvi.predictive import Predictive, predict
 from opvi.targets import Architecture, Target, as_particles, cast, check_batch, draw
@@ -137,8 +146,14 @@ class KFAC(TargetSampler):
         factors, kept = jax.tree.map(
             lambda new, old: jnp.where(all_good, new, old), (factors, kept), (state.factors, state.kept)
         )
-        info = StepInfo(clock.rows, log_predictive, root_mean_square(move), all_good, predicted)
-        return KFACState(w + move, factors, kept, clock.round, clock.rows), info
+        info = StepInfo(clock.rows, log_predictive, root_mean_square(move), good.any(), predicted)
+        # One bad particle does not end the run: it takes the place of another of its own target.
+        learnt = ~jnp.isnan(log_predictive)
+        info = info._replace(restarted=jnp.where(learnt & good.any(), (~good).sum(), 0))
+        groups = good.reshape(len(self.targets), -1)
+        size, keys = groups.shape[1], jax.random.split(jax.random.fold_in(key, clock.round), len(groups))
+        which = jax.vmap(stand_ins)(keys, groups) + size * jnp.arange(len(groups))[:, None]
+        return KFACState((w + move)[which.reshape(-1)], factors, kept, clock.round, clock.rows), info
 
     def predict(self, state: State, x: Tree) -> Predictive:
         """Return the posterior predictive at inputs x, each particle with its own activation."""
@@ -250,7 +265,7 @@ def _renewed(
     alpha = jnp.repeat(jnp.asarray(alphas, G.dtype), len(G) // len(alphas))  # [n]
     level, common = mean_G, alpha
     if index == 0:  # one for all
-        level, common = mean_G.mean()[None], jnp.full(1, np.exp(np.log(alphas).mean()), G.dtype)
+        level, common = jnp.nanmean(mean_G)[None], jnp.full(1, np.exp(np.log(alphas).mean()), G.dtype)
     if old.inputs is None:
         eye = jnp.eye(old.inverse.shape[-1], dtype=G.dtype)[None]
         inverse = (1 - now.back) * old.inverse + now.back * (level / common)[:, None, None] * eye

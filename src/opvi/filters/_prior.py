@@ -1,4 +1,4 @@
-"""What a target says about itself before any row: whether its prior is Gaussian, and its outputs linear."""
+"""A target as Gauss–Newton sees it: whether its prior is Gaussian and its outputs linear, and their derivatives."""
 
 from functools import cache
 from typing import NamedTuple
@@ -9,7 +9,7 @@ import numpy as np
 
 from opvi.predictive import Distribution, Normal
 from opvi.targets import Target
-from opvi.types import Array, Tree
+from opvi.types import Array, Data, Tree
 
 LARGEST_CORRELATED = 2000  # parameters up to which a prior's correlations are looked for
 TRIALS = 3  # random triples of points at which linearity is tried
@@ -62,6 +62,25 @@ def outputs(dist: Distribution) -> Array:
         return dist.mean[:, None]
     values = dist[0]
     return values[:, None] if values.ndim == 1 else values
+
+
+def jacobian(target: Target, w: Array, x: Tree) -> Array:
+    """Return the derivatives of a particle's outputs in its parameters: `[B, C, d]`."""
+
+    def one_row(w: Array, x: Tree) -> Array:
+        return outputs(distribution(target, w, jax.tree.map(lambda a: a[None], x)))[0]
+
+    return jax.vmap(jax.jacrev(one_row), (None, 0))(w, x)
+
+
+def linearise(target: Target, w: Array, dist: Distribution, data: Data, weight: Array) -> tuple[Array, Array]:
+    """Return one particle's rows of curvature A, `[B·K, d]`, and the gradient $J^T g$, `[d]`."""
+    x, y = data
+    J = jacobian(target, w, x)
+    g, L = dist.curvature(y)  # [B, C], [B, C, K]
+    L = L * jnp.sqrt(weight)[:, None, None]
+    A = jnp.einsum("bck,bcd->bkd", L, J).reshape(-1, len(w))
+    return A, jnp.einsum("bcd,bc->d", J, g * weight[:, None])
 
 
 def linear_outputs(target: Target, x: Tree) -> bool:

@@ -165,14 +165,26 @@ def _absorb(
     if not most:  # nothing else carries the past: let the polynomial hold beyond the outermost particles too
         x = jnp.concatenate([x, x + jax.random.normal(key, x.shape, x.dtype) @ W.back])
     past, least_squares = past.within(new), fit(new.into(x), past.degree)
-    values = centred(jax.vmap(lambda v: _likelihood(target, v, gone.data))(x) @ gone.after[:, None])[:, 0]
+    values = centred(_possible(_weighed(target, x, gone)[:, None]))[:, 0]
     if most:
-        basis = centred(jax.vmap(lambda v: _likelihood(target, v, kept.data))(x))
+        basis = centred(_possible(jax.vmap(lambda v: _likelihood(target, v, kept.data))(x)))
         weight = reweighted(least_squares.residual(basis), kept.after, least_squares.residual(values))
         values = values - basis @ (weight - kept.after)
         stay = (kept.data, weight)
     past = past._replace(coefficients=past.coefficients + least_squares.coefficients(values))
     return past.trimmed(x), *stay
+
+
+def _weighed(target: Target, x: Particles, rows: Pool) -> Array:
+    """Return each particle's log likelihood of the rows that leave; those without a weight say nothing."""
+    return jax.vmap(lambda v: jnp.where(rows.after > 0, _likelihood(target, v, rows.data), 0) @ rows.after)(x)
+
+
+def _possible(values: Array) -> Array:
+    """Return log likelihoods `[n, m]` with impossible ones as low as the lowest of the others."""
+    known = jnp.isfinite(values)
+    lowest = jnp.where(known, values, jnp.inf).min(0, keepdims=True)
+    return jnp.where(known, values, jnp.where(jnp.isfinite(lowest), lowest, 0))
 
 
 def reweighted(basis: Array, weight: Array, values: Array) -> Array:

@@ -16,6 +16,7 @@ BANDWIDTH = 0.2  # times d²: narrow enough to spread particles evenly in a plan
 LINEAR = 0.25  # weight of the linear kernel
 LARGEST_SCORE = 5.0  # root mean square of a whitened score; a typical one has 1
 CHANGE = 0.8  # of log weights, in standard deviations, between two neighbouring densities
+IMPOSSIBLE = 2**20  # folded into keys: more than the looks of any round
 HOPELESS = (20.0, 5.0)  # a + b·√d: log densities so far below the median's hold no mass
 
 
@@ -41,10 +42,12 @@ def whitening(log_density: Callable[[Array], Array], x: Particles) -> Whitening:
     most as much as the median one, so that a few at the bottom of a funnel do not freeze the rest.
     """
     H = -jax.vmap(jax.hessian(log_density))(some(x))
+    sound = jnp.isfinite(H).all((1, 2))
+    H = jnp.where(sound[:, None, None], H, 0)
     spread = jnp.std(x, 0)
     stiffness = jnp.abs(H * spread[None, :, None] * spread[None, None, :]).sum((1, 2))
     share = jnp.minimum(1, jnp.median(stiffness) / jnp.maximum(stiffness, jnp.finfo(x.dtype).tiny))
-    A = (H * share[:, None, None]).mean(0)
+    A = (H * share[:, None, None]).sum(0) / jnp.maximum(sound.sum(dtype=x.dtype), 1)
     values, V = jnp.linalg.eigh((A + A.T) / 2)
     values = jnp.abs(values)
     root = jnp.sqrt(jnp.maximum(values, FLAT * values.max()))
@@ -78,20 +81,28 @@ def move(gradient: Callable[[Particles], Scores], W: Whitening, x: Particles, st
     """One step along the Stein field, and the field. Neither a steep nor a strongly bent place throws a particle."""
     d = x.shape[1]
     s, bend = jax.linearize(gradient, x)
-    s = s @ W.back.T
+    s = only_finite(s) @ W.back.T  # where there is no gradient, the others alone move a particle
     size = jnp.sqrt((s**2).mean(1, keepdims=True))
     v = stein_field(x @ W.into, s * jnp.minimum(1, LARGEST_SCORE / jnp.maximum(size, 1)))
     length = (v**2).sum(1, keepdims=True)
-    bent = jnp.abs((bend(v @ W.back) @ W.back.T * v).sum(1, keepdims=True))
+    bent = jnp.abs((only_finite(bend(v @ W.back)) @ W.back.T * v).sum(1, keepdims=True))
     curvature = bent / jnp.maximum(length, jnp.finfo(x.dtype).tiny)
     slower = jnp.maximum(jnp.maximum(step * jnp.sqrt(length / d), curvature), 1)
     return x + step * (v / slower) @ W.back, v
 
 
+def only_finite(rows: Array) -> Array:
+    """Return rows `[n, d]`, those that are not finite as 0."""
+    return jnp.where(jnp.isfinite(rows).all(1, keepdims=True), rows, 0)
+
+
 def relocate(key: Key, x: Particles, value: Array) -> Particles:
-    """Particles where the log density says that nobody belongs, moved next to others."""
+    """Particles where the log density says that nobody belongs, or says nothing, moved next to others."""
     n, d = x.shape
-    alive = value > jnp.median(value) - (HOPELESS[0] + HOPELESS[1] * math.sqrt(d))
+    known = jnp.isfinite(value)
+    middle = jnp.nanmedian(jnp.where(known, value, jnp.nan))
+    alive = known & (value > middle - (HOPELESS[0] + HOPELESS[1] * math.sqrt(d)))
+    alive = alive | ~alive.any()
     living_first = jnp.argsort(~alive, stable=True)
     a, b, c = x[living_first[jax.random.randint(key, (3, n), 0, alive.sum())]]
     return jnp.where(alive[:, None], x, a + 0.2 * (b - c))
@@ -130,7 +141,10 @@ def follow(
     def look(carry: Carry) -> Carry:
         x, _, _, beta, k = carry
         slope = jax.vmap(jax.grad(log_density, 1), (0, None))(x, beta)
-        slope = jnp.sort(slope)
+        # Where rows are impossible there is nothing to follow: such particles are relocated before all else.
+        known = jnp.isfinite(slope)
+        x = relocate(jax.random.fold_in(key, IMPOSSIBLE + k), x, jnp.where(known, 0, -jnp.inf))
+        slope = jnp.sort(jnp.where(known, slope, jnp.nanmedian(jnp.where(known, slope, jnp.nan))))
         spread = (slope[(3 * n) // 4] - slope[n // 4]) / 1.35  # of a normal distribution, the standard deviation
         beta = jnp.where(k < warm_up, 0, jnp.minimum(beta + CHANGE / jnp.maximum(spread, CHANGE), 1))
         x = relocate(jax.random.fold_in(key, k), x, jax.vmap(log_density, (0, None))(x, beta))
@@ -141,8 +155,9 @@ def follow(
             x, v = move(gradient, W, carry[0], pace.step)
             return x, jnp.sqrt((v**2).mean())
 
-        x, size = jax.lax.fori_loop(0, pace.steps, inner, (x, jnp.zeros((), x.dtype)))
-        return x, W, size, beta, k + 1
+        moved, size = jax.lax.fori_loop(0, pace.steps, inner, (x, jnp.zeros((), x.dtype)))
+        possible = jnp.isfinite(jax.vmap(log_density, (0, None))(moved, beta))
+        return jnp.where(possible[:, None], moved, x), W, size, beta, k + 1
 
     def unsettled(carry: Carry) -> Array:
         _, _, size, beta, k = carry
@@ -150,5 +165,6 @@ def follow(
 
     zero = jnp.zeros((), x.dtype)
     none = Whitening(*[jnp.eye(d, dtype=x.dtype)] * 2)
-    x, W, size, _, _ = jax.lax.while_loop(unsettled, look, (x, none, zero, zero, jnp.zeros((), jnp.int32)))
-    return x, W, size
+    x, W, size, beta, k = jax.lax.while_loop(unsettled, look, (x, none, zero, zero, jnp.zeros((), jnp.int32)))
+    last = jnp.isfinite(jax.vmap(log_density, (0, None))(x, beta))
+    return relocate(jax.random.fold_in(key, IMPOSSIBLE + k), x, jnp.where(last, 0, -jnp.inf)), W, size

@@ -70,8 +70,8 @@ FEW_DIMENSIONS = 4
 
 
 def centred(x: Particles) -> Particles:
-    """Return the particles about their mean."""
-    return x - x.mean(0, keepdims=True)
+    """Return the particles about their mean; where all are the same number, exactly 0."""
+    return jnp.where((x == x[:1]).all(0, keepdims=True), 0, x - x.mean(0, keepdims=True))
 
 
 def nearly_centred(x: Particles) -> Particles:
@@ -79,11 +79,13 @@ def nearly_centred(x: Particles) -> Particles:
 
     A mean with all its bits would round the particles of like size in the same direction, and where drift and repulsion
     of a million particles cancel, that error would be what remains. A multiple of a power of two is subtracted exactly.
+    Particles that coincide are exactly 0: kernels would take rounding errors for their distances.
     """
     mean = x.mean(0, keepdims=True)
     spread = jnp.sqrt(((x - mean) ** 2).mean(0, keepdims=True))
     unit = lax.reduce_precision(spread, exponent_bits=jnp.finfo(x.dtype).nexp, mantissa_bits=0) / 64
-    return x - jnp.where(unit > 0, jnp.round(mean / jnp.where(unit > 0, unit, 1)) * unit, mean)
+    near = x - jnp.where(unit > 0, jnp.round(mean / jnp.where(unit > 0, unit, 1)) * unit, mean)
+    return jnp.where((x == x[:1]).all(0, keepdims=True), 0, near)
 
 
 def squared_distances(x: Particles, y: Particles, precision: lax.PrecisionLike = PRECISION) -> Array:

@@ -203,7 +203,8 @@ class _Log:
             raise DivergedError(
                 f"the update of round {at} was not finite, so the particles stayed as they were before it. The batch "
                 "itself was finite: the step is too large, the log density overflows, or a row lies outside the model "
-                "(a label with no class). Lower `step`, standardise the data, or check the labels. The state "
+                "(a label with no class) for every particle. Lower `step` if you set one, standardise the data, or "
+                "check the labels. The state "
                 "is in this error's `state`, the history in its `history`.",
                 state,
                 self.history(),

@@ -15,6 +15,8 @@ from opvi.targets._heads import Head
 from opvi.targets._mlp import MLP
 from opvi.types import Array, Batch, Data, DType, Key, Params, Particles, Seed, Start, Tree, as_key, shapes_of
 
+REDRAWS = 20  # times that starting particles are drawn before one is refused
+
 
 class Architecture(NamedTuple):
     """What an MLP is made of, for samplers that work layer by layer."""
@@ -124,8 +126,21 @@ def target(
 
 
 def draw(target: Target, key: Seed, n: int) -> Particles:
-    """Return n starting particles as an `[n, d]` matrix."""
-    return jax.vmap(lambda k: target.ravel(target.init(k)))(jax.random.split(as_key(key), n))
+    """Return n starting particles as an `[n, d]` matrix; those that are not finite are drawn again."""
+    one = as_key(key)
+    x = _drawn(target, one, n)
+    if isinstance(x, jax.core.Tracer):
+        return x
+    for again in range(1, REDRAWS):
+        bad = ~np.isfinite(np.asarray(x)).all(1)
+        if not bad.any():
+            break
+        x = jnp.where(bad[:, None], _drawn(target, jax.random.fold_in(one, again), n), x)
+    return x
+
+
+def _drawn(target: Target, key: Key, n: int) -> Particles:
+    return jax.vmap(lambda k: target.ravel(target.init(k)))(jax.random.split(key, n))
 
 
 def as_particles(target: Target, key: Seed, particles: Start, *, at_least: int = 1) -> Particles:
