@@ -166,6 +166,13 @@ MUTANTS = [
         "if True:",
         "tests/app/test_report.py",
     ),
+    Mutant(
+        "Keys left out count as the mean",
+        "src/opvi/adapters/river/_features.py",
+        "if met - self.there[name] > GAPS * met:",
+        "if False:",
+        "tests/adapters/test_river.py -k zeros_that_an_encoder",
+    ),
 ]
 
 

@@ -2,13 +2,14 @@
 
 import math
 import pickle
+from datetime import UTC, date, datetime, timedelta
 
 import jax
 import numpy as np
 import pandas as pd
 import polars as pl
 import pytest
-from river import checks, compose, datasets, evaluate, metrics, preprocessing
+from river import checks, compose, datasets, evaluate, feature_extraction, metrics, preprocessing
 
 import opvi
 from opvi.adapters.river import Classifier, PredictiveDistribution, Regressor
@@ -212,7 +213,7 @@ def test_texts_numbers_and_gaps_are_learnt_from():
     model = linear("regressor")
     for _ in range(400):
         colour, number = rng.choice(list(effect)), rng.normal(100)
-        x = {"colour": colour, "number": number} if rng.random() > 0.1 else {"colour": colour}
+        x = {"colour": colour, "number": number if rng.random() > 0.1 else None}
         model.learn_one(x, effect[colour] + 2 * (number - 100) + 0.1 * rng.normal())
     for colour, value in effect.items():
         assert model.predict_one({"colour": colour, "number": 100.0}) == pytest.approx(value, abs=0.5)
@@ -221,6 +222,62 @@ def test_texts_numbers_and_gaps_are_learnt_from():
         {"colour": "red", "number": 100.0}
     )
     assert slope == pytest.approx(2, abs=0.3)  # the gaps pull it down a little
+
+
+def progressive(model, rows, targets, loss):
+    """Mean loss of predicting every row before it is learnt, after the first 100."""
+    losses = []
+    for x, y in zip(rows, targets, strict=True):
+        losses.append(loss(model.predict_one(x), y))
+        model.learn_one(x, y)
+    return np.mean(losses[100:])
+
+
+def test_words_that_are_left_out_are_not_there():
+    """Behind `BagOfWords` a model is as good as with all zeros written out."""
+    rng = np.random.default_rng(0)
+    words = [f"w{i}" for i in range(12)]
+    topics = {"sport": words[:4], "trade": words[4:8]}
+    label = rng.choice(list(topics), 500)
+    texts = [" ".join([*rng.choice(topics[k], 2), *rng.choice(words[8:], 4), "the"]) for k in label]
+    bags = [dict(feature_extraction.BagOfWords().transform_one(text)) for text in texts]
+    assert all(len(bag) < 13 for bag in bags)
+    whole = [{word: bag.get(word, 0) for word in [*words, "the"]} for bag in bags]
+    wrong = lambda said, y: float(said != y)  # noqa: E731
+    pipeline = feature_extraction.BagOfWords() | linear("classifier")
+    sparse, dense = progressive(pipeline, texts, label, wrong), progressive(linear("classifier"), whole, label, wrong)
+    assert sparse <= dense + 0.01
+    assert sparse < 0.03
+
+
+def test_zeros_that_an_encoder_drops_are_zeros():
+    rng = np.random.default_rng(1)
+    effect = dict(zip("abcdef", rng.normal(0, 5, 6), strict=True))
+    rows = [{"kind": str(rng.choice(list(effect)))} for _ in range(500)]
+    targets = [effect[x["kind"]] + 0.1 * rng.normal() for x in rows]
+    far = lambda said, y: abs(said - y)  # noqa: E731
+    errors = [
+        progressive(preprocessing.OneHotEncoder(drop_zeros=drop) | linear("regressor"), rows, targets, far)
+        for drop in (True, False)
+    ]
+    assert errors[0] < 1.01 * errors[1]
+
+
+def test_dates_are_hours_and_weekdays_and_the_season_after_a_year():
+    model, start = linear("regressor"), datetime(2023, 1, 2, tzinfo=UTC)
+    rng = np.random.default_rng(0)
+    for _ in range(200):
+        when = start + timedelta(hours=int(rng.integers(24)), days=int(rng.integers(28)))
+        model.learn_one({"when": when}, 10 * math.sin(2 * math.pi * when.hour / 24) + (when.weekday() == 0))
+    names = {f"when: {cycle} {wave}" for cycle in ("hour", "weekday") for wave in ("sin", "cos")}
+    assert set(model._columns.numbers) == names
+    six = model.predict_one({"when": start.replace(hour=6)})
+    assert six - model.predict_one({"when": start.replace(hour=18)}) == pytest.approx(20, abs=1)
+    model.learn_one({"when": np.datetime64("2024-03-01T12:00")}, 0.0)
+    model.learn_one({"when": date(2024, 3, 2)}, 0.0)
+    model.learn_one({"when": np.datetime64("NaT")}, 0.0)
+    model.flush()
+    assert set(model._columns.numbers) == names | {"when: year sin", "when: year cos"}
 
 
 def test_a_feature_that_appears_late_is_learnt_and_what_was_known_stays():
@@ -233,6 +290,7 @@ def test_a_feature_that_appears_late_is_learnt_and_what_was_known_stays():
     for row in x[300:340]:
         model.learn_one({"a": row["a"], "b": row["b"], "c": row["c"]}, 3 * row["a"] + 7)
     assert model._sizes == (4,)  # room for one more
+    assert model._raw_memory_usage > sum(leaf.nbytes for leaf in jax.tree.leaves(model._state))
     assert model.predict_one({"a": 1.0}) == pytest.approx(10, abs=0.3)
     for row in x[340:]:
         model.learn_one(row, 3 * row["a"] + 7 + row["b"] / 50)

@@ -177,6 +177,22 @@ def test_an_estimator_is_pickled_as_numpy_arrays(kind, request):
     Strict(io.BytesIO()).dump(model)
 
 
+@pytest.mark.parametrize("kind", ["regression", "classification"])
+def test_an_estimator_saved_by_skops_predicts_and_learns_the_same(kind, request, tmp_path):
+    """Its file holds arrays and settings that can be looked at: no pickle inside."""
+    skops = pytest.importorskip("skops.io")
+    model, X, y = request.getfixturevalue(kind)
+    skops.dump(model, tmp_path / "model.skops")
+    types = skops.get_untrusted_types(file=tmp_path / "model.skops")
+    assert all(name.startswith("opvi.") for name in types)
+    assert isinstance(model._engine.__getstate__()["sampler"], dict)
+    again = skops.load(tmp_path / "model.skops", trusted=types)
+    assert again.tracker_ == model.tracker_
+    np.testing.assert_array_equal(again.predict(X), model.predict(X))
+    here = pickle.loads(pickle.dumps(model))
+    assert same(again.partial_fit(X[:20], y[:20]).state_, here.partial_fit(X[:20], y[:20]).state_)
+
+
 # --- what predictions say -------------------------------------------------------------------------
 
 

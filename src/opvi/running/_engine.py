@@ -12,6 +12,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from opvi.running._plain import from_plain, plainly
 from opvi.running._rows import as_rows, cut, joined, padded, row_count, size_of, taken, weights
 from opvi.types import Array, ArrayLike, Batch, Data, Info, Key, Sampler, Seed, State, Tree, as_key
 
@@ -177,18 +178,26 @@ class Engine:
         return Batch(data, weights(weight, row_count(data)).astype(self._dtype, copy=False))  # type: ignore[arg-type]
 
     def __getstate__(self) -> dict[str, Tree]:
-        """NumPy arrays and settings."""
+        """NumPy arrays and settings: plain data that a reader can look at, as far as the sampler is opvi's own."""
         key = str(jax.random.key_impl(self.key)), np.asarray(jax.random.key_data(self.key))
-        sampler = io.BytesIO()
-        _Pickler(sampler).dump(self.sampler)
         state = jax.tree.map(np.asarray, self.state)
-        return {**self.__dict__, "state": state, "key": key, "sampler": sampler.getvalue()}
+        try:
+            sampler = plainly(self.sampler)
+        except TypeError:  # functions of the user
+            buffer = io.BytesIO()
+            _Pickler(buffer).dump(self.sampler)
+            sampler = buffer.getvalue()
+        held = {name: value for name, value in self.__dict__.items() if name != "_dtype"}
+        return {**held, "state": state, "key": key, "sampler": sampler}
 
     def __setstate__(self, held: dict[str, Tree]) -> None:
         kind, data = held["key"]
         key = jax.random.wrap_key_data(jnp.asarray(data), impl=kind)
         state = jax.tree.map(jnp.asarray, held["state"])  # once, and not with every question
-        self.__dict__.update(held, key=key, state=state, sampler=pickle.loads(held["sampler"]))
+        sampler = held["sampler"]
+        sampler = pickle.loads(sampler) if isinstance(sampler, bytes) else from_plain(sampler)
+        self.__dict__.update(held, key=key, state=state, sampler=sampler)
+        self._dtype = np.dtype(self.state.particles.dtype)
 
 
 class _Pickler(pickle.Pickler):

@@ -17,9 +17,10 @@ from opvi.types import Sampler, State, Tree
 class Classifier(OnlineModel, base.MiniBatchClassifier):
     """Online Bayesian classification: `opvi.classifier` as a River model.
 
-    Features may have any units; new features and new classes may appear at any time, and features go missing (their
-    running mean stands in). Strings become indicators. Learning waits until `buffer` rows are there; predictions never
-    see the rows they predict.
+    Features may have any units; new features and new classes may appear at any time. None, NaN and a key that is
+    missing now and then count as the feature's running mean; a key that is often left out counts as 0. Strings become
+    indicators; dates become hour, weekday and, after a year of them, season. Learning waits until `buffer` rows are
+    there; predictions never see the rows they predict.
 
     Parameters
     ----------

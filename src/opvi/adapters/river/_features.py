@@ -3,7 +3,9 @@
 import math
 import numbers
 import zlib
+from collections import Counter
 from collections.abc import Hashable, Mapping, Sequence
+from datetime import date, datetime, timedelta
 from typing import Any
 
 import numpy as np
@@ -12,14 +14,18 @@ from opvi.types import LARGEST_VALUE
 
 Row = Mapping[Hashable, Any]  # features by name
 VALUES = 32  # of a text feature that have columns of their own
+GAPS = 0.05  # of the rows: a number that is not there more often is 0 where its key is not there
+STEADY = 5  # rows in a row with a number that is new: it did not exist before
 PLAIN = frozenset((float, int, bool, np.bool_, np.float64, np.float32, np.int64, np.int32))
 
 
 class Columns:
     """Which column each feature has, in the order in which they were met.
 
-    A number has a column, NaN where it is missing. A text has a column for each value, 1 or 0; values after the
-    first 32 share those, by hashing. Features beyond `largest` columns share them by hashing, too, and add up.
+    A number has a column, NaN where it is missing: where it is None or NaN, or where a key that is nearly always there
+    is not. A key that is often not there, as sparse transformers leave them out, is 0 then. A text has a column for
+    each value, 1 or 0; values after the first 32 share those, by hashing. Features beyond `largest` columns share them
+    by hashing, too, and add up.
     """
 
     def __init__(self, largest: int):
@@ -28,9 +34,16 @@ class Columns:
         self.texts: dict[Hashable, dict[str, int]] = {}
         self.count = 0  # columns in use
         self.blank: list[float] = []  # a row without features, as wide as the model
+        self.rows = 0  # met
+        self.since: dict[Hashable, int] = {}  # rows met before each number
+        self.there: Counter[Hashable] = Counter()  # rows with it
+        self.sparse: set[Hashable] = set()  # numbers that are 0 where their key is not there
 
     def meet(self, rows: Sequence[Row]) -> list[int]:
-        """Columns for what is new in these rows, whatever the order within a row; the new ones for numbers."""
+        """Columns for what is new in these rows, whatever the order within a row; the new ones for numbers.
+
+        Numbers that are often not there are not among the new ones: they were 0 before, and need no introduction.
+        """
         new_numbers: set[Hashable] = set()
         new_texts: set[tuple[Hashable, str]] = set()
         for x in rows:
@@ -40,15 +53,31 @@ class Columns:
                         new_numbers.add(name)
                 elif value is not None and str(value) not in self.texts.get(name, ()):
                     new_texts.add((name, str(value)))
-        before = self.count
+        self._count(rows, new_numbers)
+        fresh = []
         for name in sorted(new_numbers, key=repr):
+            before = self.count
             self.numbers[name] = self._next(repr(name))
-        fresh = list(range(before, self.count))
+            if self.count > before and name not in self.sparse:
+                fresh.append(before)
         for name, value in sorted(new_texts, key=repr):
             known = self.texts.setdefault(name, {})
             if len(known) < VALUES:
                 known[value] = self._next(repr((name, value)))
         return fresh
+
+    def _count(self, rows: Sequence[Row], fresh: set[Hashable]) -> None:
+        """Which numbers are 0 where their key is not there."""
+        start, self.rows = self.rows, self.rows + len(rows)
+        self.there.update(name for x in rows for name in x if name in self.since or name in fresh)
+        for name in fresh:
+            first = next(place for place, x in enumerate(rows) if name in x)
+            steady = self.there[name] == len(rows) - first >= STEADY  # from then on
+            self.since[name] = start + first if start and steady else 0
+        for name in self.since.keys() - self.sparse:
+            met = self.rows - self.since[name]
+            if met - self.there[name] > GAPS * met:
+                self.sparse.add(name)
 
     def _next(self, label: str) -> int:
         if self.count < self.largest:
@@ -59,8 +88,9 @@ class Columns:
     def widen(self, width: int) -> None:
         """Rows of this width from now on."""
         self.blank = [0.0] * width
-        for column in self.numbers.values():
-            self.blank[column] = math.nan
+        for name, column in self.numbers.items():
+            if name not in self.sparse:
+                self.blank[column] = math.nan
 
     def row(self, x: Row) -> list[float]:
         """One row; features without a column are left out."""
@@ -68,10 +98,17 @@ class Columns:
         for name, value in x.items():
             if is_number(value):
                 column = numbers_.get(name)
-                if column is not None and -LARGEST_VALUE <= value <= LARGEST_VALUE:
+                if column is None:
+                    continue
+                if -LARGEST_VALUE <= value <= LARGEST_VALUE:
                     held = out[column]
                     out[column] = value if held != held else held + value  # NaN: nothing there yet
-            elif value is not None:
+                elif self.count < self.largest:
+                    out[column] = math.nan  # not a number, though its key is there
+            elif value is None:
+                if name in self.sparse and self.count < self.largest:
+                    out[numbers_[name]] = math.nan
+            else:
                 known = self.texts.get(name)
                 if known:
                     column = known.get(value) if type(value) is str else known.get(str(value))
@@ -84,6 +121,47 @@ class Columns:
     def table(self, rows: Sequence[Row]) -> np.ndarray:
         """Rows `[n, width]`."""
         return np.array([self.row(x) for x in rows], np.float32).reshape(len(rows), -1)
+
+
+class Dates:
+    """Dates among the features as numbers: their place in the day and the week; in the year, after a year of them."""
+
+    def __init__(self) -> None:
+        self.first: dict[Hashable, datetime] = {}
+        self.year: set[Hashable] = set()  # dates that have spanned one
+
+    def numbers(self, x: Row, learn: bool = False) -> Row:
+        """Return the row with numbers in the place of its dates."""
+        if not any(isinstance(value, date | np.datetime64) for value in x.values()):
+            return x
+        out: dict[Hashable, Any] = {}
+        for name, value in x.items():
+            if not isinstance(value, date | np.datetime64):
+                out[name] = value
+            elif value == value:  # NaT is not equal to itself
+                out.update(self._waves(name, _plain_time(value), learn))
+        return out
+
+    def _waves(self, name: Hashable, when: datetime, learn: bool) -> dict[Hashable, float]:
+        if learn:
+            first = self.first.setdefault(name, when)
+            if abs((when - first).days) >= 365:
+                self.year.add(name)
+        phases = {"hour": (when.hour * 60 + when.minute) / 1440, "weekday": when.weekday() / 7}
+        if name in self.year:
+            phases["year"] = when.timetuple().tm_yday / 365.2425
+        turns = {label: 2 * math.pi * phase for label, phase in phases.items()}
+        waves = [(label, wave) for label in turns for wave in (math.sin, math.cos)]
+        return {f"{name}: {label} {wave.__name__}": wave(turns[label]) for label, wave in waves}
+
+
+def _plain_time(value: date | np.datetime64) -> datetime:
+    """A date or a time without a zone; one with a zone in UTC."""
+    if isinstance(value, np.datetime64):
+        return value.astype("datetime64[us]").item()
+    if not isinstance(value, datetime):
+        return datetime(value.year, value.month, value.day)
+    return value.replace(tzinfo=None) - (value.utcoffset() or timedelta(0))
 
 
 def is_number(value: object) -> bool:

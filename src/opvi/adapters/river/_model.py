@@ -4,10 +4,11 @@ import math
 from collections.abc import Callable, Hashable, Sequence
 from typing import Any
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 
-from opvi.adapters.river._features import Columns, Row
+from opvi.adapters.river._features import Columns, Dates, Row
 from opvi.running import Engine
 from opvi.tracking._layers import checked_widths
 from opvi.types import ArrayLike, Sampler, State, Tree
@@ -39,7 +40,7 @@ class OnlineModel:
             if not isinstance(value, int) or not 1 <= value <= largest:
                 raise ValueError(f"`{name}` is {value!r}, but must be a whole number from 1 to {largest}.")
         self._sampler(sizes)
-        self._columns = Columns(self.max_features)
+        self._columns, self._dates = Columns(self.max_features), Dates()
         self._waiting: list[tuple[dict[Hashable, Any], Any, float]] = []
         self._engine: Engine | None = None
         self._means = np.zeros(0, np.float32)  # of the columns
@@ -69,7 +70,7 @@ class OnlineModel:
         if not 0 <= w < math.inf:
             raise ValueError(f"`w` is {w}, but a row counts a finite number of times, at least 0.")
         if w:
-            self._waiting.append((dict(x), y, float(w)))
+            self._waiting.append((dict(self._dates.numbers(x, learn=True)), y, float(w)))
             if len(self._waiting) >= self.buffer:
                 self.flush()
 
@@ -114,8 +115,7 @@ class OnlineModel:
             )
             self._sizes = tuple(grown)
             self._engine = self._begun(self._widened(self._begun(None).state))
-        if fresh or len(self._columns.blank) != self._sizes[0]:
-            self._columns.widen(self._sizes[0])
+        self._columns.widen(self._sizes[0])
         if fresh:
             self._introduce(fresh, self._columns.table(rows))
         self._means = np.asarray(self._state.moments.mean)
@@ -137,7 +137,14 @@ class OnlineModel:
 
     def _asked(self, what: Callable[..., Tree], rows: Sequence[Row]) -> Any:
         """What a function says about the predictive at some rows: arrays `[rows, …]`."""
+        rows = [self._dates.numbers(x) for x in rows]
         return self._engine.ask(self._filled(rows), what)  # type: ignore[union-attr]
+
+    @property
+    def _raw_memory_usage(self) -> int:
+        """As River counts it, and the model's arrays, which it cannot see."""
+        arrays = 0 if self._engine is None else sum(leaf.nbytes for leaf in jax.tree.leaves(self._engine.state))
+        return super()._raw_memory_usage + arrays  # type: ignore[misc]
 
 
 def rows_of(X: Frame) -> list[Row]:

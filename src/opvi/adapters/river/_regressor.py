@@ -24,9 +24,10 @@ def _components(predictive: Predictive) -> tuple[Array, ...]:
 class Regressor(OnlineModel, base.MiniBatchRegressor):
     """Online Bayesian regression: `opvi.regressor` as a River model.
 
-    Features and targets may have any units; new features may appear and others go missing (their running mean stands
-    in). Strings become indicators. Learning waits until `buffer` rows are there; predictions never see the rows they
-    predict.
+    Features and targets may have any units; new features may appear at any time. None, NaN and a key that is missing
+    now and then count as the feature's running mean; a key that is often left out counts as 0. Strings become
+    indicators; dates become hour, weekday and, after a year of them, season. Learning waits until `buffer` rows are
+    there; predictions never see the rows they predict.
 
     Parameters
     ----------
