@@ -68,9 +68,9 @@ def finish(process: subprocess.Popen[bytes]) -> None:
 
 def result(table: Path, folder: Path) -> dict[str, Any]:
     """All that must be equal: the last checkpoint, the rejected rows, the figures, predictions."""
+    from opvi.adapters._tables import open_source
     from opvi.app.learn import RunDirectory, predict
     from opvi.app.learn._predict import learnt
-    from opvi.app.tables import open_source
 
     known = learnt(RunDirectory(folder))
     tree = {name: part for name, part in known.tree.items() if name != "saves"}

@@ -20,11 +20,11 @@ import numpy as np
 
 import opvi
 from benchmarks.machine import machine
+from opvi.adapters._tables import Schema, open_source
 from opvi.app.cli._common import prepare
 from opvi.app.learn import Learner, RunDirectory, Settings
 from opvi.app.learn._learner import BATCH, Stop
 from opvi.app.learn._starting import Asked, ready
-from opvi.app.tables import Schema, open_source
 from opvi.running import Engine
 from opvi.types import Sampler
 

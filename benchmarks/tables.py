@@ -14,7 +14,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from benchmarks.machine import machine
-from opvi.app.tables import infer_schema, open_source
+from opvi.adapters._tables import infer_schema, open_source
 
 COLUMNS = 10
 TARGET = 3.0  # microseconds a row, numbers in CSV

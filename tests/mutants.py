@@ -133,14 +133,14 @@ MUTANTS = [
     ),
     Mutant(
         "Thousands decided without the other columns",
-        "src/opvi/app/tables/_first.py",
+        "src/opvi/adapters/_tables/_first.py",
         "form = _form(column, voted, reading.semicolons)",
         "form = _form(column, None, False)",
         "tests/app/test_awkward.py",
     ),
     Mutant(
         "Classes compared as floats",
-        "src/opvi/app/tables/_values.py",
+        "src/opvi/adapters/_tables/_values.py",
         "if WHOLE.fullmatch(text):",
         "if False:",
         "tests/app/test_awkward.py",
@@ -154,7 +154,7 @@ MUTANTS = [
     ),
     Mutant(
         "Malformed rows without end",
-        "src/opvi/app/tables/_source.py",
+        "src/opvi/adapters/_tables/_source.py",
         "if bad > MOST_BAD or text > MOST_BAD_TEXT:",
         "if False:",
         "tests/app/test_tables.py",

@@ -22,7 +22,6 @@ PUBLIC = {
     "opvi.app.cli",
     "opvi.app.learn",
     "opvi.app.report",
-    "opvi.app.tables",
     "opvi.filters",
     "opvi.flows",
     "opvi.flows.fields",

@@ -17,7 +17,7 @@ from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import seed as reproduce
 from hypothesis import strategies as st
 
-from opvi.app.tables import Block, Schema, TableError, infer_schema, open_source
+from opvi.adapters._tables import Block, Schema, TableError, infer_schema, open_source
 from opvi.types import LARGEST_VALUE
 
 KINDS = ("csv", "jsonl", "parquet", "any")

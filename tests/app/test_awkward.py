@@ -5,7 +5,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from opvi.app.tables import Encoded, Reading, Schema, TableError, infer_schema, open_source
+from opvi.adapters._tables import Encoded, Reading, Schema, TableError, infer_schema, open_source
 from tests.app.awkward import write
 
 FOLDER = Path(write.__file__).parent

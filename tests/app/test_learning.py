@@ -349,7 +349,7 @@ def test_the_figures_are_those_of_predicting_each_batch_before_learning_it(table
 
 
 def kills_source(table):
-    from opvi.app.tables import open_source
+    from opvi.adapters._tables import open_source
 
     return open_source(table)
 

@@ -9,11 +9,11 @@ import pyarrow.csv as pc
 import pytest
 from scipy import integrate, stats
 
+from opvi.adapters._tables import open_source
 from opvi.app.cli import main
 from opvi.app.learn import RunDirectory
 from opvi.app.learn._positive import positive_moments
 from opvi.app.learn._predict import learnt
-from opvi.app.tables import open_source
 from opvi.predictive import Normal, Predictive
 from opvi.running._stream import batch
 

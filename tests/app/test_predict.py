@@ -6,11 +6,11 @@ from pathlib import Path
 import jax
 import pytest
 
+from opvi.adapters._tables import Schema, infer_schema, open_source
 from opvi.app.learn import RunDirectory, RunError, Settings, _model, predict
 from opvi.app.learn import _scores as scores
 from opvi.app.learn._model import described, free_memory, model
 from opvi.app.learn._predict import learnt
-from opvi.app.tables import Schema, infer_schema, open_source
 
 SETTINGS = Settings(hidden=(), particles=2)
 

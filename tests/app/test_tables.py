@@ -23,15 +23,15 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
+from opvi.adapters._tables import Block, Encoded, Schema, TableError, infer_schema, open_source
+from opvi.adapters._tables import _block as block
+from opvi.adapters._tables import _lines as lines
+from opvi.adapters._tables import _values as values
+from opvi.adapters._tables._delimited import MISSING, Delimited
+from opvi.adapters._tables._jsonlines import JsonLines
 from opvi.app.learn import RunDirectory, Settings
 from opvi.app.learn._learner import Stop
 from opvi.app.learn._starting import Asked, alone
-from opvi.app.tables import Block, Encoded, Schema, TableError, infer_schema, open_source
-from opvi.app.tables import _block as block
-from opvi.app.tables import _lines as lines
-from opvi.app.tables import _values as values
-from opvi.app.tables._delimited import MISSING, Delimited
-from opvi.app.tables._jsonlines import JsonLines
 
 CSV = """weight,colour,flag,date,code,y
 1.5,red,true,2024-01-01,10,0.1

@@ -7,8 +7,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from opvi.app.tables import TableError, open_source
-from opvi.app.tables._writing import Writer, format_of
+from opvi.adapters._tables import TableError, open_source
+from opvi.adapters._tables._writing import Writer, format_of
 
 COLUMNS = {"row": np.arange(3), "mean": np.array([1.5, np.nan, -2.0], np.float32), "label": ["a", None, 'b"c']}
 

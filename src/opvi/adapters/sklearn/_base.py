@@ -2,19 +2,23 @@
 
 import warnings
 from collections.abc import Callable, Iterator
-from typing import Any, Self
+from typing import TYPE_CHECKING, Any, Self
 
 import numpy as np
 from scipy.sparse import issparse
 from sklearn.base import BaseEstimator
-from sklearn.utils import check_random_state
+from sklearn.utils import check_random_state, check_X_y
 from sklearn.utils.validation import _check_sample_weight, check_is_fitted, validate_data
 
+from opvi.adapters.sklearn._frames import collected, encoded, is_frame, is_plain, understood
 from opvi.running import Engine
 from opvi.running._rows import joined
 from opvi.tracking import remembering
 from opvi.tracking._names import named_parameters
 from opvi.types import LARGEST_VALUE, ArrayLike, Sampler, State, Tree
+
+if TYPE_CHECKING:
+    from opvi.adapters._tables import Schema
 
 BATCH = 20  # rows learnt from at once
 BLOCK_BATCHES, BLOCK_BYTES = 256, 1 << 24  # made dense at once for learning, at most
@@ -43,6 +47,7 @@ class OnlineEstimator(BaseEstimator):
     """Rows in, predictions out; in between, an engine."""
 
     _engine: Engine
+    _schema: "Schema | None" = None  # how a data frame becomes numbers
 
     # --- the sampler and its state ------------------------------------------------------------
 
@@ -65,6 +70,7 @@ class OnlineEstimator(BaseEstimator):
         sampler = self._remembering(self._made(*sizes))
         random = self.random_state
         seed = random if isinstance(random, int | np.integer) else check_random_state(random).randint(2**31 - 1)
+        self._width = sizes[0]
         self._seed, self._hidden = int(seed), self._used["hidden"]
         self._engine = Engine(sampler, self._seed, batch=BATCH)
         self.n_rows_seen_ = 0
@@ -118,6 +124,9 @@ class OnlineEstimator(BaseEstimator):
         self._check_fitted()
         if self._plain(X):
             return X
+        X = collected(X) if is_frame(X) else X
+        if self._schema is not None:
+            return self._encoded(X, reset=False)
         X = validate_data(self, X, reset=False, accept_sparse="csr", dtype=(np.float64, np.float32))
         return self._bounded(X)
 
@@ -125,13 +134,38 @@ class OnlineEstimator(BaseEstimator):
         plain_y = type(y) is np.ndarray and (not numeric or (y.dtype.kind in "fiu" and _sound(y)))
         if not reset and plain_y and y.shape == np.shape(X)[:1] and self._plain(X):
             return X, y.astype(np.float64, copy=False) if numeric else y
-        X, y = validate_data(
-            self, X, y, reset=reset, accept_sparse="csr", dtype=(np.float64, np.float32), y_numeric=numeric
-        )
+        X = collected(X) if is_frame(X) else X
+        if reset:
+            self._schema = understood(X) if self.encode and is_frame(X) and not is_plain(X) else None
+        if self._schema is not None:
+            made = self._encoded(X, reset)
+            X, y = check_X_y(made, y, dtype=(np.float64, np.float32), y_numeric=numeric, estimator=self)
+        else:
+            X, y = validate_data(
+                self, X, y, reset=reset, accept_sparse="csr", dtype=(np.float64, np.float32), y_numeric=numeric
+            )
         y = y.astype(np.float64) if numeric else y  # strings are refused here
         if numeric and not _sound(y):
             raise ValueError(f"y holds a number beyond {LARGEST_VALUE:g}, whose square overflows. Rescale y.")
         return self._bounded(X), y
+
+    def _encoded(self, X: ArrayLike, reset: bool) -> np.ndarray:
+        """A frame as numbers, by what was understood of the one learnt from first."""
+        if not is_frame(X):
+            raise ValueError(
+                f"X is of type {type(X).__name__}, but the estimator has learnt from a data frame with texts, dates or "
+                "gaps. Give a data frame with the same columns."
+            )
+        validate_data(self, X, reset=reset, skip_check_array=True)  # the names of the columns
+        return encoded(X, self._schema)  # type: ignore[arg-type]
+
+    @property
+    def encoded_features_(self) -> list[str]:
+        """The names of the numbers that the columns of a data frame became."""
+        self._check_fitted()
+        if self._schema is not None:
+            return list(self._schema.features)
+        return [str(name) for name in getattr(self, "feature_names_in_", range(self._width))]
 
     def _bounded(self, X: Any) -> Any:
         if not _sound(X.data if issparse(X) else X):
@@ -175,7 +209,10 @@ class OnlineEstimator(BaseEstimator):
 
     def _predicted(self, what: Callable[..., Tree], X: ArrayLike, *static: object, others: tuple[Any, ...] = ()) -> Any:
         """What a function says about the predictive at X: arrays `[rows, …]`."""
-        X = self._checked(X)
+        return self._asked(what, self._checked(X), *static, others=others)
+
+    def _asked(self, what: Callable[..., Tree], X: Any, *static: object, others: tuple[Any, ...] = ()) -> Any:
+        """The same at an X that was checked."""
         size = ASK_ROWS if issparse(X) else X.shape[0]
         parts = (slice(start, start + size) for start in range(0, X.shape[0], size))
         return joined(

@@ -39,6 +39,8 @@ class OPVIClassifier(ClassifierMixin, OnlineEstimator):
         n_epochs: passes of `fit`. Passes after the first teach the parameters, not the calibration.
         shuffle: whether `fit` goes through the rows in random order. False for rows in the order of time.
         random_state: a seed, or what scikit-learn makes one of.
+        encode: whether a data frame with texts, categories, dates or gaps becomes numbers as in `opvi learn`; arrays
+            and frames of numbers stay as they are.
     """
 
     def __init__(
@@ -50,6 +52,7 @@ class OPVIClassifier(ClassifierMixin, OnlineEstimator):
         n_epochs: int = 1,
         shuffle: bool = True,
         random_state: Seed = None,
+        encode: bool = True,
     ):
         self.hidden = hidden
         self.n_particles = n_particles
@@ -58,6 +61,7 @@ class OPVIClassifier(ClassifierMixin, OnlineEstimator):
         self.n_epochs = n_epochs
         self.shuffle = shuffle
         self.random_state = random_state
+        self.encode = encode
 
     def _made(self, *sizes: int) -> Sampler:
         return classifier(*sizes, **self._settings())
@@ -79,7 +83,7 @@ class OPVIClassifier(ClassifierMixin, OnlineEstimator):
         if len(met) > self._room:
             room = room_for(len(met))
             settings = {name: value for name, value in self._used.items() if name != "memory_rows"}
-            sampler = self._remembering(classifier(self.n_features_in_, room, **settings))
+            sampler = self._remembering(classifier(self._width, room, **settings))
             engine = Engine(sampler, self._seed, batch=BATCH)
             engine.state, self._room = carried(self._engine.state, engine.state), room
             self._engine = engine
@@ -138,13 +142,12 @@ class OPVIClassifier(ClassifierMixin, OnlineEstimator):
 
     def log_predictive_density(self, X: ArrayLike, y: ArrayLike) -> np.ndarray:
         """The log probability of each row's label."""
-        X = self._checked(X)
-        y = column_or_1d(y)
-        check_consistent_length(X, y)
+        log_p, y = self.predict_log_proba(X), column_or_1d(y)
+        check_consistent_length(log_p, y)
         known = np.isin(y, self.classes_)
         if not known.all():
             raise ValueError(f"y holds {np.unique(y[~known])[:5]}, but the classes so far are {self.classes_[:20]}.")
-        return self.predict_log_proba(X)[np.arange(len(y)), np.searchsorted(self.classes_, y)]
+        return log_p[np.arange(len(y)), np.searchsorted(self.classes_, y)]
 
     def sample_y(self, X: ArrayLike, n_samples: int = 1, random_state: int = 0) -> np.ndarray:
         """Draws of the label of each row, `[rows, n_samples]`."""

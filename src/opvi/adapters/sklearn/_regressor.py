@@ -44,6 +44,8 @@ class OPVIRegressor(RegressorMixin, OnlineEstimator):
         n_epochs: passes of `fit`. Passes after the first teach the parameters, not the calibration.
         shuffle: whether `fit` goes through the rows in random order. False for rows in the order of time.
         random_state: a seed, or what scikit-learn makes one of.
+        encode: whether a data frame with texts, categories, dates or gaps becomes numbers as in `opvi learn`; arrays
+            and frames of numbers stay as they are.
     """
 
     def __init__(
@@ -56,6 +58,7 @@ class OPVIRegressor(RegressorMixin, OnlineEstimator):
         n_epochs: int = 1,
         shuffle: bool = True,
         random_state: Seed = None,
+        encode: bool = True,
     ):
         self.hidden = hidden
         self.n_particles = n_particles
@@ -65,6 +68,7 @@ class OPVIRegressor(RegressorMixin, OnlineEstimator):
         self.n_epochs = n_epochs
         self.shuffle = shuffle
         self.random_state = random_state
+        self.encode = encode
 
     def _made(self, *sizes: int) -> Sampler:
         return regressor(*sizes, **self._settings(), warm_up=whole("warm_up", self.warm_up, 0))
@@ -112,10 +116,10 @@ class OPVIRegressor(RegressorMixin, OnlineEstimator):
         y = column_or_1d(y, dtype=np.float32)
         check_consistent_length(X, y)
         assert_all_finite(y, input_name="y")
-        return self._predicted(Predictive.log_density, X, others=(y,))
+        return self._asked(Predictive.log_density, X, others=(y,))
 
     def sample_y(self, X: ArrayLike, n_samples: int = 1, random_state: int = 0) -> np.ndarray:
         """Draws of y at each row, `[rows, n_samples]`."""
         X = self._checked(X)
         count = whole("n_samples", n_samples, 1)
-        return self._predicted(_draws, X, count, int(random_state), others=(np.arange(X.shape[0]),))
+        return self._asked(_draws, X, count, int(random_state), others=(np.arange(X.shape[0]),))

@@ -61,8 +61,8 @@ def prepare() -> None:
 @contextmanager
 def explained(folder: Path) -> Iterator[None]:
     """Turn errors that the user can put right into a `CommandError`, which has no traceback."""
+    from opvi.adapters._tables import TableError
     from opvi.app.learn import RunError
-    from opvi.app.tables import TableError
     from opvi.running import CheckpointError, LockedError
 
     try:

@@ -150,9 +150,9 @@ def _served(learner: "Learner", folder: Path, port: int) -> "Server":
 
 
 def _asked(options: argparse.Namespace) -> "Asked":
+    from opvi.adapters._tables import Reading
     from opvi.app.learn import Settings
     from opvi.app.learn._starting import Asked
-    from opvi.app.tables import Reading
 
     given = vars(options)
     settings, asked = ({name: given[name] for name in kind._fields if name in given} for kind in (Settings, Asked))

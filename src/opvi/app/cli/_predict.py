@@ -31,11 +31,11 @@ def add_predict(commands: Commands) -> None:
 def predict(options: argparse.Namespace) -> int:
     """Write predictions for every row of a source."""
     prepare()
+    from opvi.adapters._tables import open_source
+    from opvi.adapters._tables._writing import Writer, format_of
     from opvi.app.learn import RunDirectory
     from opvi.app.learn import predict as predictions
     from opvi.app.learn._predict import learnt
-    from opvi.app.tables import open_source
-    from opvi.app.tables._writing import Writer, format_of
 
     try:
         quantiles = [float(q) for q in options.quantiles.split(",") if q.strip()]

@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from opvi.app.tables import Block, Encoded, Schema
+from opvi.adapters._tables import Block, Encoded, Schema
 
 MOST_CLASSES = 256  # of which some came later; rows with more labels than that are rejected
 

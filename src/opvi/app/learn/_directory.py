@@ -5,7 +5,7 @@ import os
 from collections.abc import Sequence
 from pathlib import Path
 
-from opvi.app.tables import Json, Rejected
+from opvi.adapters._tables import Json, Rejected
 from opvi.running import Checkpoints
 from opvi.running._checkpoint import write_whole
 

@@ -11,11 +11,11 @@ from typing import NamedTuple, Self
 import numpy as np
 
 from opvi.adapters._carried import carried, room_for
+from opvi.adapters._tables import Block, Json, Rejected, Schema, Source, cut
 from opvi.app.learn import _scores as scoring
 from opvi.app.learn._classes import met
 from opvi.app.learn._directory import METRICS, RunDirectory, RunError
 from opvi.app.learn._model import Settings, check_columns, described, describes, later, model
-from opvi.app.tables import Block, Json, Rejected, Schema, Source, cut
 from opvi.running import CheckpointError, Checkpoints, Engine, Fed
 from opvi.running._checkpoint import shaped
 from opvi.running._saving import SAVE_EVERY, Pace

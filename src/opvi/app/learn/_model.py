@@ -7,9 +7,9 @@ from typing import NamedTuple
 
 import jax
 
+from opvi.adapters._tables import Block, Json, Schema, TableError
 from opvi.app.learn._directory import RunDirectory, RunError
 from opvi.app.learn._positive import Positive
-from opvi.app.tables import Block, Json, Schema, TableError
 from opvi.running._rows import size_of
 from opvi.tracking import classifier, regressor, remembering, watched
 from opvi.tracking._regressor import EARLY_ROWS

@@ -7,11 +7,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from opvi.adapters._tables import Json, Rejected, Schema, Source, TableError
 from opvi.app.learn import _scores as scoring
 from opvi.app.learn._directory import RunDirectory, RunError
 from opvi.app.learn._model import Settings, about_model, check_columns, describes, later, model
 from opvi.app.learn._positive import positive_moments
-from opvi.app.tables import Json, Rejected, Schema, Source, TableError
 from opvi.predictive import Predictive
 from opvi.running import CheckpointError, Engine
 from opvi.running._checkpoint import shaped

@@ -6,11 +6,11 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import NamedTuple
 
+from opvi.adapters._tables import FIRST_ROWS, Block, Json, Reading, Schema, Source, infer_schema, open_source
 from opvi.app.learn._directory import RunDirectory, RunError
 from opvi.app.learn._learner import Learner, Place, Stop, blocks_of
 from opvi.app.learn._model import Settings, about_model
 from opvi.app.learn._report import versions
-from opvi.app.tables import FIRST_ROWS, Block, Json, Reading, Schema, Source, infer_schema, open_source
 from opvi.running import Checkpoints
 from opvi.running._saving import SAVE_EVERY
 

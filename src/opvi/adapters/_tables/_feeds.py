@@ -13,7 +13,7 @@ from typing import IO, cast
 
 import pyarrow as pa
 
-from opvi.app.tables._block import PIECE, Block, TableError
+from opvi.adapters._tables._block import PIECE, Block, TableError
 
 GZIP, ZSTD = b"\x1f\x8b", b"\x28\xb5\x2f\xfd"  # how such files begin
 BEGINNING = 1 << 16  # bytes that the fingerprint covers

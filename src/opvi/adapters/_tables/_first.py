@@ -7,10 +7,10 @@ from typing import NamedTuple
 import numpy as np
 import pyarrow as pa
 
-from opvi.app.tables._block import Block, TableError, quoted
-from opvi.app.tables._schema import raw
-from opvi.app.tables._spelling import DAY, DECIMALS, ORDERS, PLAIN, THOUSANDS, date_orders, folded, spellings
-from opvi.app.tables._values import Values, as_booleans, as_dates, as_levels, as_numbers
+from opvi.adapters._tables._block import Block, TableError, quoted
+from opvi.adapters._tables._schema import raw
+from opvi.adapters._tables._spelling import DAY, DECIMALS, ORDERS, PLAIN, THOUSANDS, date_orders, folded, spellings
+from opvi.adapters._tables._values import Values, as_booleans, as_dates, as_levels, as_numbers
 from opvi.types import LARGEST_VALUE
 
 NEARLY = 0.95  # of the values decide what a column holds; rows with the others are rejected

@@ -15,7 +15,7 @@ import pyarrow as pa
 import pyarrow.csv
 import pyarrow.parquet
 
-from opvi.app.tables._block import TableError, quoted
+from opvi.adapters._tables._block import TableError, quoted
 from opvi.types import ArrayLike
 
 WRITTEN = {".csv": "csv", ".jsonl": "jsonl", ".ndjson": "jsonl", ".parquet": "parquet", ".pq": "parquet"}

@@ -7,9 +7,9 @@ import numpy as np
 import pyarrow as pa
 from pyarrow import parquet
 
-from opvi.app.tables._block import CELLS, MOST_COLUMNS, PIECE, ROWS, Block, Rejected, TableError, quoted
-from opvi.app.tables._delimited import refuse_duplicates
-from opvi.app.tables._feeds import Feed, Reader
+from opvi.adapters._tables._block import CELLS, MOST_COLUMNS, PIECE, ROWS, Block, Rejected, TableError, quoted
+from opvi.adapters._tables._delimited import refuse_duplicates
+from opvi.adapters._tables._feeds import Feed, Reader
 
 LARGEST_FOOTER = 1 << 24  # bytes of one text, and things in one list, of a file's description
 TEXTS = (pa.string(), pa.large_string(), pa.string_view(), pa.binary(), pa.large_binary(), pa.binary_view())
@@ -123,7 +123,7 @@ def as_strings(array: pa.Array) -> tuple[pa.Array, np.ndarray]:
         texts = pa.array([value or None for value in decoded], pa.string())
     if not pa.types.is_dictionary(array.type):
         return texts, np.flatnonzero(bad)
-    places = array.indices.fill_null(-1).to_numpy(zero_copy_only=False).astype(np.int64)
+    places = array.indices.cast(pa.int64()).fill_null(-1).to_numpy(zero_copy_only=False)
     rows = np.flatnonzero(np.append(bad, False)[places]) if bad.any() else np.empty(0, int)
     return pa.DictionaryArray.from_arrays(array.indices, texts), rows
 

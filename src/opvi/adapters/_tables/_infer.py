@@ -5,12 +5,12 @@ from collections.abc import Iterable, Sequence
 
 import numpy as np
 
-from opvi.app.tables._block import Block, TableError, cut, quoted
-from opvi.app.tables._delimited import NUMBER
-from opvi.app.tables._first import First, Reading, settle
-from opvi.app.tables._schema import DAY, HASHED, SMALLEST_POSITIVE, Column, Schema, labels_of
-from opvi.app.tables._source import named
-from opvi.app.tables._values import label, whole_or_text
+from opvi.adapters._tables._block import Block, TableError, cut, quoted
+from opvi.adapters._tables._delimited import NUMBER
+from opvi.adapters._tables._first import First, Reading, settle
+from opvi.adapters._tables._schema import DAY, HASHED, SMALLEST_POSITIVE, Column, Schema, labels_of
+from opvi.adapters._tables._source import named
+from opvi.adapters._tables._values import label, whole_or_text
 
 FIRST_ROWS = 1_000
 MOST_FEATURES = 4_096
@@ -76,13 +76,29 @@ def infer_schema(
     task, labels, classes = _task(aim, task, classes, notes)
     if positive:
         _check_positive(aim, task)
+    made = _schema(target, task, list(classes), labels, _columns(firsts, notes), notes)
+    return made._replace(spelling=aim.spelling, positive=positive, closed=closed)
+
+
+def infer_inputs(blocks: Iterable[Block], rows: int, reading: Reading = PLAINLY) -> Schema:
+    """Return what the columns of a table without a target mean, judged by its first rows."""
+    blocks = [part for block in blocks if (part := cut(block, 0, rows)).rows > 0]
+    if not blocks:
+        raise TableError("there is no row to learn from: the table has none.")
+    firsts = [First(blocks, name, reading.checked()) for name in blocks[0].columns]
+    told = settle(firsts)
+    notes = [told] if told else []
+    return _schema("", "regression", [], "number", _columns(firsts, notes), notes)
+
+
+def _columns(firsts: list[First], notes: list[str]) -> list[Column]:
+    """The columns that are learnt from; `notes` say what the user should know of them."""
     columns = []
     for first in firsts:
         column, note = _column(first, alone=len(firsts) == 1)
         columns += [column._replace(spelling=first.spelling)] if column else []
         notes += [f"column {quoted(first.name)} {note}"] if note else []
-    made = _schema(target, task, list(classes), labels, columns, notes)
-    return made._replace(spelling=aim.spelling, positive=positive, closed=closed)
+    return columns
 
 
 def _column(first: First, alone: bool) -> tuple[Column | None, str]:

@@ -16,7 +16,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from opvi.app.tables._block import LONGEST_LINE, PIECE, ROWS, TableError, shown
+from opvi.adapters._tables._block import LONGEST_LINE, PIECE, ROWS, TableError, shown
 
 QUOTE, NEWLINE = ord('"'), ord("\n")
 TOO_LONG = f"a line of more than {PIECE:,} bytes, but a row has at most that"

@@ -14,8 +14,8 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from opvi.app.tables._delimited import NUMBER
-from opvi.app.tables._spelling import EPOCH, PLAIN, Spelling, number, stamp
+from opvi.adapters._tables._delimited import NUMBER
+from opvi.adapters._tables._spelling import EPOCH, PLAIN, Spelling, number, stamp
 
 WHOLE = re.compile(r"[+-]?\d{1,4000}", re.ASCII)
 INFINITE = re.compile(r"[+-]?inf(?:inity)?", re.IGNORECASE)
@@ -104,7 +104,7 @@ def as_levels(array: pa.Array, spelling: Spelling = PLAIN) -> tuple[np.ndarray, 
     texts = [(text or "").strip() for text in array.dictionary.to_pylist()]
     missing = spelling.missing()
     known = np.array([text.lower() not in missing for text in texts] + [False], bool)
-    codes = array.indices.fill_null(-1).to_numpy(zero_copy_only=False).astype(np.int64)
+    codes = array.indices.cast(pa.int64()).fill_null(-1).to_numpy(zero_copy_only=False)
     return np.where(known[codes], codes, -1), [spelling.key(text) for text in texts]
 
 
@@ -149,7 +149,7 @@ def _nothing(array: pa.Array, blank: float) -> Values:
 
 def _taken(values: Values, indices: pa.Array, blank: float) -> Values:
     """Values of a dictionary, brought to the rows."""
-    places = indices.fill_null(-1).to_numpy(zero_copy_only=False).astype(np.int64)  # -1: the added last one
+    places = indices.cast(pa.int64()).fill_null(-1).to_numpy(zero_copy_only=False)  # -1: the added last one
     data = np.append(values.data, np.array(blank, values.data.dtype))
     return Values(data[places], np.append(values.missing, True)[places], np.append(values.bad, False)[places])
 

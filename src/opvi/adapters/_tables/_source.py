@@ -5,12 +5,12 @@ from collections.abc import Iterator
 from itertools import chain
 from pathlib import Path
 
-from opvi.app.tables._block import MOST_BAD, MOST_BAD_TEXT, ROWS, Block, TableError, cut, quoted
-from opvi.app.tables._delimited import Delimited
-from opvi.app.tables._feeds import GZIP, ZSTD, Feed, Reader
-from opvi.app.tables._jsonlines import JsonLines
-from opvi.app.tables._parquet import Parquet
-from opvi.app.tables._writing import WRITTEN
+from opvi.adapters._tables._block import MOST_BAD, MOST_BAD_TEXT, ROWS, Block, TableError, cut, quoted
+from opvi.adapters._tables._delimited import Delimited
+from opvi.adapters._tables._feeds import GZIP, ZSTD, Feed, Reader
+from opvi.adapters._tables._jsonlines import JsonLines
+from opvi.adapters._tables._parquet import Parquet
+from opvi.adapters._tables._writing import WRITTEN
 
 FORMATS = ("csv", "tsv", "jsonl", "parquet")
 ENDINGS = {**WRITTEN, ".tsv": "tsv", ".json": "jsonl"}

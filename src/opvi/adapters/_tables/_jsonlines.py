@@ -8,9 +8,9 @@ from itertools import chain
 import numpy as np
 import pyarrow as pa
 
-from opvi.app.tables._block import CELLS, MOST_COLUMNS, ROWS, Block, Rejected, TableError, quoted, shown
-from opvi.app.tables._feeds import Feed, Reader
-from opvi.app.tables._lines import TOO_LONG, whole_lines
+from opvi.adapters._tables._block import CELLS, MOST_COLUMNS, ROWS, Block, Rejected, TableError, quoted, shown
+from opvi.adapters._tables._feeds import Feed, Reader
+from opvi.adapters._tables._lines import TOO_LONG, whole_lines
 
 Texts = dict[str, list[str | None]]  # of the columns, by their names
 WORDS = {True: "true", False: "false"}

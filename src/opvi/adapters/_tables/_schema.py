@@ -8,9 +8,9 @@ from typing import NamedTuple, Self
 import numpy as np
 import pyarrow as pa
 
-from opvi.app.tables._block import SHOWN, Block, Json, Rejected, TableError, quoted
-from opvi.app.tables._spelling import PLAIN, Spelling
-from opvi.app.tables._values import TRUTH, Values, as_booleans, as_dates, as_levels, as_numbers, whole_or_text
+from opvi.adapters._tables._block import SHOWN, Block, Json, Rejected, TableError, quoted
+from opvi.adapters._tables._spelling import PLAIN, Spelling
+from opvi.adapters._tables._values import TRUTH, Values, as_booleans, as_dates, as_levels, as_numbers, whole_or_text
 from opvi.types import LARGEST_VALUE
 
 HASHED = 32  # columns of a text with many values

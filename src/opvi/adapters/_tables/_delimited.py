@@ -9,11 +9,11 @@ from itertools import chain, product
 import pyarrow as pa
 from pyarrow import csv
 
-from opvi.app.tables._block import MOST_COLUMNS, Block, Rejected, TableError, quoted, shown
-from opvi.app.tables._encodings import AsUtf8
-from opvi.app.tables._feeds import Feed, Reader
-from opvi.app.tables._lines import Grammar, Records, csv_records, whole_lines
-from opvi.app.tables._spelling import MISSING
+from opvi.adapters._tables._block import MOST_COLUMNS, Block, Rejected, TableError, quoted, shown
+from opvi.adapters._tables._encodings import AsUtf8
+from opvi.adapters._tables._feeds import Feed, Reader
+from opvi.adapters._tables._lines import Grammar, Records, csv_records, whole_lines
+from opvi.adapters._tables._spelling import MISSING
 
 BOM = b"\xef\xbb\xbf"  # some programs write it before UTF-8
 LONGEST_HEADER = 1 << 17  # bytes
