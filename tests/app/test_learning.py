@@ -504,3 +504,13 @@ def test_mistakes_get_a_line_that_says_what_to_do(words, expected, table, whole,
     assert told.startswith("opvi: ")
     assert expected.format(**names) in told
     assert not (tmp_path / "new" / "run.json").exists()
+
+
+def test_the_first_figures_come_soon_and_progress_counts_rows(table, tmp_path, monkeypatch):
+    """The table is smaller than what is read at once: the share is that of the rows learnt, not of the bytes read."""
+    monkeypatch.setattr(learner, "ROWS", 5120)
+    seen = []
+    learn(table, tmp_path / "run", show=lambda run, share: seen.append((run.rows, share)))
+    assert seen[0][0] == 100
+    rows, shares = (np.array(values, float) for values in zip(*seen, strict=True))
+    np.testing.assert_allclose(shares, np.minimum(rows, 1500) / 1500, atol=0.03)

@@ -31,9 +31,9 @@ class Delimited(Reader):
         text = AsUtf8(pieces)
         if text.encoding:
             self.notes = [f"{feed.name} is not UTF-8: it is read as {text.encoding}, Windows' Latin-1"]
-        lines = whole_lines(iter(text))
+        lines = whole_lines(self.counted(text))
         header, rest = self._header(lines)
-        self.columns = self._names(header)
+        self.columns, self.handed = self._names(header), len(header) + 1
         self._records = csv_records(chain([rest] if rest else [], lines), self.grammar, len(self.columns))
 
     def _header(self, lines: Iterator[bytes | str]) -> tuple[bytes, bytes]:
@@ -92,6 +92,7 @@ class Delimited(Reader):
         wanted = range(len(self.columns)) if columns is None else [self.columns.index(name) for name in columns]
         first = 0
         for records in self._records:
+            self.handed += len(records.text) + sum(len(text) for _, _, text in records.bad)
             if first + records.rows > skip:
                 yield self._parse(records, first, list(wanted))
             first += records.rows

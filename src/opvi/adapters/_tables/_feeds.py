@@ -7,7 +7,7 @@ import select
 import stat
 import sys
 import zlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import IO, cast
 
@@ -178,11 +178,19 @@ class Reader:
     feed: Feed
     columns: list[str]
     notes: Sequence[str] = ()  # for the user
+    got = handed = 0  # bytes of text that were read, and that were handed out in blocks
 
     @property
     def share(self) -> float | None:
-        """The share of the source read so far; None where its size is not known."""
-        return self.feed.share
+        """The share of the source handed out so far; None where its size is not known."""
+        read = self.feed.share
+        return None if read is None else read * min(1.0, self.handed / self.got) if self.got else read
+
+    def counted(self, pieces: Iterable[bytes]) -> Iterator[bytes]:
+        """Return the same pieces; their bytes are counted."""
+        for piece in pieces:
+            self.got += len(piece) - piece.count(b"\r")  # which are not handed out
+            yield piece
 
     def blocks(self, skip: int, columns: list[str] | None) -> Iterator[Block]:
         """Return the blocks from the one on that holds row `skip`; of all columns if `columns` is None."""

@@ -25,7 +25,7 @@ class JsonLines(Reader):
 
     def __init__(self, feed: Feed, pieces: Iterator[bytes]):
         self.feed = feed
-        lines = whole_lines(pieces)
+        lines = whole_lines(self.counted(pieces))
         first = next((text for text in lines if isinstance(text, str) or text.strip()), None)
         if first is None:
             raise TableError(f"{feed.name} is empty, but JSON lines have an object on every line.")
@@ -49,6 +49,7 @@ class JsonLines(Reader):
         wanted = None if columns is None else frozenset(columns)
         first = 0
         for text in self._lines:
+            self.handed += len(text)
             if isinstance(text, str):
                 if first >= skip:
                     yield Block({}, first, 1, [Rejected(first, TOO_LONG, text)], open=True)

@@ -4,6 +4,7 @@ import itertools
 import os
 import re
 import signal
+import time
 from collections.abc import Callable, Iterator
 from types import FrameType
 from typing import NamedTuple, Self
@@ -22,7 +23,9 @@ from opvi.running._saving import SAVE_EVERY, Pace
 from opvi.types import Batch, Sampler
 
 BATCH = 20  # rows learnt at once
-ROWS = 256 * BATCH  # of the source, between two looks at the clock
+ROWS = 256 * BATCH  # of the source at most, between two looks at the clock
+FEW_ROWS = 5 * BATCH  # at first; more as long as they are learnt quickly
+QUICK, SLOW = 0.25, 1.0  # seconds
 MOST_KINDS = 50  # of reasons counted apart
 VALUE = re.compile(r"'(?:[^'\\]|\\.)*'|\"(?:[^\"\\]|\\.)*\"|-?\d[\d.,e+-]*")
 OTHER = "other reasons"
@@ -193,15 +196,23 @@ class Learner:
         """
         self.finished = False
         self._lines, self._size = self.run.open_rejected(self._size)
+        rows, share = min(ROWS, FEW_ROWS), 0.0
         try:
             for block in itertools.chain(first, blocks_of(source, stop)):
                 check_columns(self.schema, block, source.name)
-                for start in range(block.first, block.first + block.rows, ROWS):
-                    self.take(cut(block, start, start + ROWS))
-                    show(self, block.share)
-                    stop.check()
+                start, end = block.first, block.first + block.rows
+                while start < end:
+                    began = time.perf_counter()
+                    self.take(cut(block, start, start + rows))
+                    start = min(end, start + rows)
+                    show(self, _between(share, block.share, 1 - (end - start) / block.rows))
+                    took = time.perf_counter() - began
+                    rows = min(ROWS, 2 * rows) if took < QUICK else max(BATCH, rows // 2) if took > SLOW else rows
+                    if block.share is not None or start >= end:  # what a pipe gave is learnt: it cannot be read again
+                        stop.check()
                     if self.pace.due():
                         self.save()
+                share = block.share or 0.0
             self.count(self.engine.feed((self.waiting[0][:0], self.waiting[1][:0]), last=True))
             self.finished = True
             self.save()
@@ -314,6 +325,11 @@ class Learner:
         if self.schema.task == "regression":
             return {**figures, "covered_by_90_percent_interval": plain(told.total.covered)}
         return {**figures, "calibration_error": plain(told.calibration_error)}
+
+
+def _between(before: float, after: float | None, part: float) -> float | None:
+    """The share of the source after a part of a block."""
+    return None if after is None else before + part * max(0.0, after - before)
 
 
 def _kind(reason: str) -> str:
