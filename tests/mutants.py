@@ -62,6 +62,27 @@ MUTANTS = [
         "tests/filters/test_forgetting.py",
     ),
     Mutant(
+        "mode weights never move",
+        "src/opvi/filters/_whitening.py",
+        "log_weights = reweighted(log_weights, gained, same)",
+        "log_weights = reweighted(log_weights, 0 * gained, same)",
+        "tests/filters/test_modes.py",
+    ),
+    Mutant(
+        "a mode of little weight dies",
+        "src/opvi/filters/_modes.py",
+        "q = q * jnp.maximum(1, jnp.minimum(KEPT, before)",
+        "q = q * jnp.maximum(1, jnp.minimum(0, before)",
+        "tests/filters/test_modes.py",
+    ),
+    Mutant(
+        "class networks take whole steps",
+        "src/opvi/filters/_gauss_newton.py",
+        "return jnp.minimum(1, jnp.sqrt(LARGEST_CHANGE / (divergence + 1e-9)))",
+        "return jnp.ones_like(divergence)",
+        "tests/filters/test_survival.py",
+    ),
+    Mutant(
         "AdaptiveNoise.share ignored",
         "src/opvi/filters/_gauss_newton.py",
         "sampler.noise.share * error",

@@ -98,6 +98,15 @@ def dealt(particles: Particles, key: Key, n: int) -> Particles:
     return particles[order[:n]]
 
 
+def dealt_by_weight(particles: Particles, log_weights: Array, key: Key, n: int) -> Particles:
+    """Return n of the particles in random order, each as often as its weight says, up to one."""
+    at, order = jax.random.split(key)
+    places = (jnp.arange(n, dtype=log_weights.dtype) + jax.random.uniform(at, (), log_weights.dtype)) / n
+    share = jnp.cumsum(jax.nn.softmax(log_weights))
+    which = jnp.searchsorted(share / share[-1], places).clip(0, len(particles) - 1)
+    return particles[jax.random.permutation(order, which)]
+
+
 def posterior_draws(sampler: object, state: State, key: Key, n: int) -> Particles:
     """Return n draws from what a sampler believes; of one without `draws`, its particles stand for it."""
     found = getattr(sampler, "draws", None)
@@ -205,21 +214,23 @@ def weigh(
     return Weighed(scores, *predicted_rows(batch, scored.log_likelihood))
 
 
-def row_densities(log_likelihood: Array) -> Array:
-    """Return the log predictive density of each row, from each particle's `[n, B]`.
+def row_densities(log_likelihood: Array, log_weights: Array | None = None) -> Array:
+    """Return the log predictive density of each row, from each particle's `[n, B]`, weighted or all alike.
 
     A particle that says NaN of a row counts for nothing; NaN for all rows where no particle is left.
     """
     # Asked for by name: XLA's fused exponential on a CPU can turn a NaN into a number.
     sound = ~jnp.isnan(log_likelihood).any(1)
-    left = jnp.maximum(sound.sum(dtype=log_likelihood.dtype), 1)
-    rows = logsumexp(jnp.where(sound[:, None], log_likelihood, -jnp.inf), axis=0) - jnp.log(left)
+    weights = jnp.zeros(len(sound), log_likelihood.dtype) if log_weights is None else log_weights
+    weights = jnp.where(sound, weights, -jnp.inf)
+    rows = logsumexp(jnp.where(sound[:, None], log_likelihood + weights[:, None], -jnp.inf), axis=0)
+    rows = rows - logsumexp(jnp.where(sound.any(), weights, 0))
     return jnp.where(sound.any(), rows, jnp.nan)
 
 
-def predicted_rows(batch: Batch, log_likelihood: Array) -> tuple[Scalar, Predicted]:
+def predicted_rows(batch: Batch, log_likelihood: Array, log_weights: Array | None = None) -> tuple[Scalar, Predicted]:
     """Return the mean log predictive density of a batch, and `row_densities` as what was predicted for each row."""
-    rows = row_densities(log_likelihood)
+    rows = row_densities(log_likelihood, log_weights)
     return mean_over(batch, rows), Predicted(rows)
 
 

@@ -1,6 +1,7 @@
 """The front door and what stands behind it: the choice, calibration by predicting first, replay, the watch."""
 
 import math
+from dataclasses import replace
 
 import jax
 import jax.numpy as jnp
@@ -11,13 +12,17 @@ import opvi
 from opvi.tracking._regressor import default_settings
 
 KEY = jax.random.key(0)
+OWN = opvi.target(lambda v: -(v**2).sum() / 2, lambda v, y: -((y - v[0]) ** 2) / 2, lambda key: jnp.zeros(1))
 
 
 @pytest.mark.parametrize(
     ("target", "options", "says"),
     [
-        (opvi.gaussian_mixture(), {}, "SL-OPVI, 100 particles, no stored rows"),
-        (opvi.gaussian_mixture(), {"example": np.zeros(1, np.float32)}, "a window of 500 rows"),
+        (opvi.gaussian_mixture(), {}, "SL-OPVI, 100 particles, a window of 500 rows"),
+        (OWN, {}, "SL-OPVI, 100 particles, no stored rows (give `example`)"),
+        (OWN, {"example": np.zeros(1, np.float32)}, "a window of 500 rows"),
+        (OWN, {"example": np.zeros((3, 200, 200), np.float32)}, "a window of 25 rows"),
+        (opvi.linear_regression(2, noise=opvi.targets.Gamma()), {}, "a window of 500 rows"),
         (opvi.mlp(8, (50,), prior_variance=None), {}, "full covariances: 501 parameters take 20 of 64 MB"),
         (opvi.mlp(8, (50,), prior_variance=None), {"budget": 5e6}, "blocks of"),
         (opvi.mlp(8, (50,), prior_variance=None), {"half_life": math.inf}, "nothing is forgotten"),
@@ -30,6 +35,21 @@ def test_the_choice_and_its_reason(target, options, says):
     assert says in tracker.about
     assert str(tracker) == tracker.about
     assert "\n" not in tracker.about
+
+
+@pytest.mark.parametrize("labels", [np.int64, np.float32, np.bool_, list])
+def test_the_usual_window_takes_labels_of_any_kind(labels):
+    """No example was given, so a 0 or 1 may come as any kind of number, and a pair as a list; all learn the same."""
+    rng = np.random.default_rng(0)
+    X, y = rng.normal(size=(20, 2)).astype(np.float32), rng.integers(0, 2, 20)
+    sampler = opvi.tracker(opvi.logistic_regression(2), particles=10)
+    sampler = replace(sampler, pace=opvi.filters.Pace(steps=2, looks=2))
+    learnt = []
+    for data in ((X, y.astype(np.int32)), [X, y] if labels is list else (X, y.astype(labels))):
+        state, _ = sampler.step(KEY, sampler.init(KEY), opvi.batch(data))
+        learnt.append(np.asarray(state.particles))
+        assert int((state.weight > 0).sum()) == 20
+    np.testing.assert_allclose(*learnt, rtol=1e-5)
 
 
 def test_equal_settings_are_equal():

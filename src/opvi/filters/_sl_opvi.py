@@ -1,5 +1,6 @@
 r"""SL-OPVI: some rows exactly, all others as a polynomial and the weights of the rows that stay."""
 
+import math
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -13,6 +14,7 @@ from opvi._steps import (
     blank_rows,
     check_example,
     compiled,
+    dealt_by_weight,
     keep_if_finite,
     layout_of,
     predicted_rows,
@@ -22,8 +24,9 @@ from opvi.filters._covariance import exactly
 from opvi.filters._surrogates import LARGEST_DEGREE, RIDGE, Polynomial, Surrogate, fit, frame, nothing
 from opvi.filters._whitening import Pace, Whitening, follow, some
 from opvi.flows.kernels import centred
+from opvi.predictive import Predictive
 from opvi.targets import Target, cast, check_batch
-from opvi.types import Array, Batch, Data, Key, Particles, Scalar, Start
+from opvi.types import Array, Batch, Data, Key, Particles, Scalar, Start, State, Tree
 
 WARM_UP = 20  # looks of the first round at the prior, before the data come in
 WIDER_START = 1.0  # times the spread of the starting particles: what holds them together where the prior does not
@@ -39,6 +42,7 @@ class LinearisedState(NamedTuple):
     past: Surrogate  # of the rows that are gone
     kept: Data  # [memory_rows, ...]: rows that stay; () where none do
     weight: Weights  # [memory_rows]: how many rows each of them stands for
+    log_weights: Array  # [n]: of the particles; all the same where there is one mode
     round: Array
     rows: Array
 
@@ -64,10 +68,11 @@ class SLOPVI(TargetSampler):
         """Return the state before any row."""
         x = self.drawn(key, particles, at_least=2)
         zero = jnp.zeros((), jnp.int32)
+        even = jnp.full(len(x), -math.log(len(x)), x.dtype)
         if self.layout is None:
-            return LinearisedState(x, nothing(x, LARGEST_DEGREE), (), (), zero, zero)
+            return LinearisedState(x, nothing(x, LARGEST_DEGREE), (), (), even, zero, zero)
         kept = blank_rows(self.layout, self.memory_rows, x.dtype)
-        return LinearisedState(x, nothing(x, 2), kept, jnp.zeros(self.memory_rows, x.dtype), zero, zero)
+        return LinearisedState(x, nothing(x, 2), kept, jnp.zeros(self.memory_rows, x.dtype), even, zero, zero)
 
     @compiled
     @exactly
@@ -75,9 +80,12 @@ class SLOPVI(TargetSampler):
         """Learn from a batch."""
         x, past, target, pace = state.particles, state.past, self.target, self.pace
         batch = cast(batch, x.dtype)
+        if isinstance(batch.data, list) and isinstance(state.kept, tuple):
+            batch = batch._replace(data=tuple(batch.data))
         check_batch(target, x[0], batch)
         clock = tick(state, batch)
-        log_predictive, predicted = predicted_rows(batch, jax.vmap(lambda v: _likelihood(target, v, batch.data))(x))
+        said = jax.vmap(lambda v: _likelihood(target, v, batch.data))(x)
+        log_predictive, predicted = predicted_rows(batch, said, state.log_weights)
         gamma = jnp.ones((), x.dtype)
         if self.half_life is not None:
             gamma = jnp.exp2(-batch.weight.sum() / self.half_life)
@@ -98,12 +106,20 @@ class SLOPVI(TargetSampler):
         settled = pace.settled * jnp.where(state.round == 0, AT_THE_START, 1).astype(x.dtype)
         warm_up = jnp.where(state.round == 0, min(WARM_UP, pace.looks // 2), 0)
         key = jax.random.fold_in(key, clock.round)
-        x, W, size = follow(key, log_density, x, pace, settled, warm_up)
+        x, log_weights, W, size = follow(key, log_density, x, state.log_weights, pace, settled, warm_up)
         past, kept, weight = _absorb(self, jax.random.fold_in(key, pace.looks), x, W, past.scaled(gamma), pool)
-        new = LinearisedState(x, past, kept, weight, clock.round, clock.rows)
+        new = LinearisedState(x, past, kept, weight, log_weights, clock.round, clock.rows)
         new, finite = keep_if_finite(new, state, (x, past, weight), log_predictive)
         info = StepInfo(clock.rows, log_predictive, size, finite, predicted)
         return new._replace(round=clock.round, rows=clock.rows), info
+
+    def predict(self, state: State, x: Tree) -> Predictive:
+        """Return the posterior predictive at inputs x, each particle with its weight."""
+        return super().predict(state, x)._replace(log_weights=state.log_weights)  # type: ignore[attr-defined]
+
+    def draws(self, state: State, key: Key, n: int) -> Particles:
+        """Return n draws from the posterior: particles by their weights, in random order."""
+        return dealt_by_weight(state.particles, state.log_weights, key, n)  # type: ignore[attr-defined]
 
 
 def sl_opvi(
@@ -197,8 +213,12 @@ def reweighted(basis: Array, weight: Array, values: Array) -> Array:
 
 def merged(batch: Batch, kept: Data, weight: Weights, gamma: Array) -> Pool:
     """Return one pool of rows, the heaviest first; of equally heavy ones, those kept before those new."""
-    data, before, after = batch.data, jnp.zeros_like(batch.weight), batch.weight
+    data = new = batch.data
+    before, after = jnp.zeros_like(batch.weight), batch.weight
     if not isinstance(weight, tuple):
+        # Labels may come as any kind of number; one that is not whole was refused by the likelihood before.
+        data = jax.tree.map(lambda a, b: b.astype(a.dtype), kept, data)
+        new = data
         data = jax.tree.map(lambda a, b: jnp.concatenate([a, b]), kept, data)
         before = jnp.concatenate([weight, before])
         after = jnp.concatenate([gamma * weight, after])
@@ -209,4 +229,4 @@ def merged(batch: Batch, kept: Data, weight: Weights, gamma: Array) -> Pool:
         # Places that hold nothing repeat a row of the batch: no log or division then meets an invented value.
         return jnp.where((after > 0).reshape(-1, *[1] * (a.ndim - 1)), a[order], new[:1])
 
-    return Pool(jax.tree.map(sort, data, batch.data), before, after)
+    return Pool(jax.tree.map(sort, data, new), before, after)

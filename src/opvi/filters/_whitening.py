@@ -7,6 +7,7 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 
+from opvi.filters._modes import modes, resampled, reweighted
 from opvi.flows.kernels import centred, squared_distances
 from opvi.types import Array, Key, Particles, Scalar, Scores
 
@@ -16,6 +17,7 @@ BANDWIDTH = 0.2  # times d²: narrow enough to spread particles evenly in a plan
 LINEAR = 0.25  # weight of the linear kernel
 LARGEST_SCORE = 5.0  # root mean square of a whitened score; a typical one has 1
 CHANGE = 0.8  # of log weights, in standard deviations, between two neighbouring densities
+RESAMPLING = 2**21
 IMPOSSIBLE = 2**20  # folded into keys: more than the looks of any round
 HOPELESS = (20.0, 5.0)  # a + b·√d: log densities so far below the median's hold no mass
 
@@ -117,38 +119,51 @@ class Pace(NamedTuple):
     step: float = 0.5
 
 
-Carry = tuple[Particles, Whitening, Scalar, Scalar, Array]  # … the field's size, β, and looks so far
+Carry = tuple[Particles, Array, Whitening, Scalar, Scalar, Array]  # … log weights, …, the field's size, β, looks so far
 
 
 def follow(
-    key: Key, log_density: Callable[[Array, Scalar], Array], x: Particles, pace: Pace, settled: Scalar, warm_up: Array
-) -> tuple[Particles, Whitening, Scalar]:
+    key: Key,
+    log_density: Callable[[Array, Scalar], Array],
+    x: Particles,
+    log_weights: Array,
+    pace: Pace,
+    settled: Scalar,
+    warm_up: Array,
+) -> tuple[Particles, Array, Whitening, Scalar]:
     r"""Move particles from $p_0$ to $p_1$ along $p_\beta$, each density near enough to the last to be followed.
 
     Args:
         key: for relocations.
         log_density: $\log p_\beta(x)$ of one point and of $\beta$, linear in $\beta$.
         x: particles distributed as $p_0$.
+        log_weights: theirs, `[n]`.
         pace: how far a flow goes.
         settled: ends the flow at $\beta = 1$, by the root mean square of the field.
         warm_up: looks at $\beta = 0$, to begin with.
 
     Returns:
-        The particles, the last whitening and the last field's root mean square.
+        The particles, their log weights, the last whitening and the last field's root mean square.
     """
     n, d = x.shape
 
     def look(carry: Carry) -> Carry:
-        x, _, _, beta, k = carry
+        x, log_weights, _, _, beta, k = carry
         slope = jax.vmap(jax.grad(log_density, 1), (0, None))(x, beta)
         # Where rows are impossible there is nothing to follow: such particles are relocated before all else.
         known = jnp.isfinite(slope)
         x = relocate(jax.random.fold_in(key, IMPOSSIBLE + k), x, jnp.where(known, 0, -jnp.inf))
+        given, before = slope, beta
         slope = jnp.sort(jnp.where(known, slope, jnp.nanmedian(jnp.where(known, slope, jnp.nan))))
         spread = (slope[(3 * n) // 4] - slope[n // 4]) / 1.35  # of a normal distribution, the standard deviation
         beta = jnp.where(k < warm_up, 0, jnp.minimum(beta + CHANGE / jnp.maximum(spread, CHANGE), 1))
+        gained = jnp.where(known, (beta - before) * given, -jnp.inf)
+        there = x
         x = relocate(jax.random.fold_in(key, k), x, jax.vmap(log_density, (0, None))(x, beta))
         W = whitening(lambda v: log_density(v, beta), x)
+        same = modes(there @ W.into)
+        log_weights = reweighted(log_weights, gained, same)
+        x, log_weights = resampled(jax.random.fold_in(key, RESAMPLING + k), x, log_weights, same)
         gradient = jax.vmap(jax.grad(lambda v: log_density(v, beta)))
 
         def inner(_: int, carry: tuple[Particles, Scalar]) -> tuple[Particles, Scalar]:
@@ -157,14 +172,15 @@ def follow(
 
         moved, size = jax.lax.fori_loop(0, pace.steps, inner, (x, jnp.zeros((), x.dtype)))
         possible = jnp.isfinite(jax.vmap(log_density, (0, None))(moved, beta))
-        return jnp.where(possible[:, None], moved, x), W, size, beta, k + 1
+        return jnp.where(possible[:, None], moved, x), log_weights, W, size, beta, k + 1
 
     def unsettled(carry: Carry) -> Array:
-        _, _, size, beta, k = carry
+        *_, size, beta, k = carry
         return (k < 1) | (k < pace.looks) & ((beta < 1) | (size > settled))
 
     zero = jnp.zeros((), x.dtype)
     none = Whitening(*[jnp.eye(d, dtype=x.dtype)] * 2)
-    x, W, size, beta, k = jax.lax.while_loop(unsettled, look, (x, none, zero, zero, jnp.zeros((), jnp.int32)))
+    first = x, log_weights, none, zero, zero, jnp.zeros((), jnp.int32)
+    x, log_weights, W, size, beta, k = jax.lax.while_loop(unsettled, look, first)
     last = jnp.isfinite(jax.vmap(log_density, (0, None))(x, beta))
-    return relocate(jax.random.fold_in(key, IMPOSSIBLE + k), x, jnp.where(last, 0, -jnp.inf)), W, size
+    return relocate(jax.random.fold_in(key, IMPOSSIBLE + k), x, jnp.where(last, 0, -jnp.inf)), log_weights, W, size

@@ -33,6 +33,11 @@ class _Mixture:
     variance: float
     prior_variance: tuple[float, float]
 
+    @property
+    def example(self) -> np.ndarray:
+        """A row."""
+        return np.zeros(1, np.float32)
+
     def log_prior(self, theta: Array) -> Array:
         return -0.5 * ((theta / self.spread(theta.dtype)) ** 2).sum()
 

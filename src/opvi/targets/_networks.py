@@ -6,12 +6,15 @@ from dataclasses import dataclass, replace
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from opvi.predictive import Distribution
 from opvi.targets._heads import Gamma, Head, bernoulli, categorical, gaussian
 from opvi.targets._mlp import MLP
 from opvi.targets._target import Architecture, Method, Target, target
 from opvi.types import Array, Data, Key, Params
+
+CLASSES = (bernoulli().distribution, categorical().distribution)  # whose y are whole numbers
 
 
 @dataclass(frozen=True)
@@ -49,6 +52,15 @@ class _Network:
 
     def predict(self, params: Params, x: Array) -> Distribution:
         return self.head.distribution(self.apply(params["weights"], x), params.get("log_noise_precision"))
+
+    @property
+    def example(self) -> Data | None:
+        """A row `(x, y)` of an MLP; what another network takes is not known."""
+        mlp = getattr(self.apply, "of", None)
+        if not isinstance(mlp, MLP):
+            return None
+        whole = self.head.distribution in CLASSES
+        return np.zeros((1, mlp.sizes[0]), np.float32), np.zeros(1, np.int32 if whole else np.float32)
 
     def log_likelihood(self, params: Params, batch: Data) -> Array:
         x, y = batch

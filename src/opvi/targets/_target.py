@@ -70,6 +70,11 @@ class Target:
         """The number of parameters."""
         return self.layout.ends[-1]
 
+    @property
+    def example(self) -> Data | None:
+        """A row as the stream will bring it, where the model knows what its rows look like."""
+        return getattr(getattr(self.log_likelihood, "of", None), "example", None)
+
     def ravel(self, params: Params) -> Array:
         """Return the parameters as a vector `[d]`."""
         return jnp.concatenate([jnp.ravel(leaf) for leaf in self.layout.structure.flatten_up_to(params)])

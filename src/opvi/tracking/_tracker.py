@@ -3,6 +3,7 @@ r"""One front door: the right tracker for a target, with the reason why."""
 import math
 from dataclasses import replace
 
+import jax
 import numpy as np
 
 from opvi.filters import AdaptiveNoise, gauss_newton, kfac, sl_opvi
@@ -17,6 +18,7 @@ from opvi.types import Array, Data, Sampler
 
 FEW = 50  # parameters up to which the posterior itself is tracked, however it is shaped
 WINDOW = 500  # rows kept for that
+WINDOW_BYTES = 4e6  # that they may take
 PARTICLES = {"few": 100, "many": 20}
 # The half-life of linearisations, which go stale as a network learns: rows, and a share of the rows seen.
 FRESH = 460.0, 0.23
@@ -34,14 +36,15 @@ def tracker(
 ) -> Sampler:
     """The sampler that suits a target, chosen from its size and shape. `tracker.about` says which, and why.
 
-    Up to 50 parameters: `sl_opvi` tracks the posterior itself. Larger models with a Gaussian prior and a
-    distribution head: Gauss–Newton particles, with full covariances where `budget` allows and blocks where it does
-    not, or Kronecker factors where not even one hidden unit's would fit. Anything else: first-order OPVI. For
-    raw data without a model of your own there are `opvi.regressor` and `opvi.classifier`.
+    Up to 50 parameters: `sl_opvi` tracks the posterior itself, with a window of 500 rows. Larger models with a
+    Gaussian prior and a distribution head: Gauss–Newton particles, with full covariances where `budget` allows and
+    blocks where it does not, or Kronecker factors where not even one hidden unit's would fit. Anything else:
+    first-order OPVI. For raw data without a model of your own there are `opvi.regressor` and `opvi.classifier`.
 
     Args:
         target: the posterior to track.
-        example: data of at least one row as the stream will bring them; needed to keep rows.
+        example: data of at least one row as the stream will bring them; needed to keep rows, which makes the posterior
+            right where a surrogate alone is not. Ready-made models and those of `opvi.from_numpyro` know their rows.
         particles: how many; 100 for few parameters, otherwise 20.
         half_life: in rows; data older than that count half. None never forgets, except that Gauss–Newton particles
             let the oldest rows fade, since what they remember was linearised at weights long gone: a half-life of
@@ -72,9 +75,11 @@ def _choose(
     d = target.dim
     if d <= FEW and not memory_rows:
         n = particles or PARTICLES["few"]
-        window = WINDOW if example is not None else 0
+        example = target.example if example is None else example
+        window = _window(example)
+        kept = f"a window of {window} rows" if window else "no stored rows (give `example`)"
         about = (
-            f"SL-OPVI, {n} particles, {f'a window of {window} rows' if window else 'no stored rows'}: "
+            f"SL-OPVI, {n} particles, {kept}: "
             f"{d} parameters are few enough to track the posterior itself; {_memory_of(half_life)}"
         )
         made = sl_opvi(target, example=example, memory_rows=window, half_life=_finite(half_life))
@@ -113,6 +118,14 @@ def _choose(
     flow = replace(first_order(target), particles=n, about=about)
     sampler: Sampler = replay(flow, example, memory_rows=memory_rows) if memory_rows else flow
     return sampler if target.predict is None else calibrated(sampler, target, particles=None, about=about)
+
+
+def _window(example: Data) -> int:
+    """Return how many rows like the example's are kept; none of an unknown shape."""
+    if example is None:
+        return 0
+    size = sum(np.asarray(leaf)[:1].nbytes for leaf in jax.tree.leaves(example))
+    return min(WINDOW, int(WINDOW_BYTES // max(size, 1)))
 
 
 def _suits(prior: GaussianPrior | None, blocks: int) -> bool:

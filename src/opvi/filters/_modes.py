@@ -1,0 +1,87 @@
+r"""Weights of particles in modes apart from one another, between which no flow moves anybody."""
+
+import math
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from opvi.filters._covariance import exactly
+from opvi.flows.kernels import centred, squared_distances
+from opvi.types import Array, Key, Particles
+
+APART = 4.0  # times the median distance to the nearest neighbour: further away, particles are not in touch
+KEPT = 0.1  # share of the particles that a mode keeps, however little it weighs
+SMALLEST = -60.0  # of a log weight, beside the largest
+FEWEST = 0.5  # share of the particles: with a smaller effective number they are resampled
+
+
+@exactly
+def modes(z: Particles) -> Array:
+    """Return which particles are in one mode, `[n, n]`: those that neighbours in touch connect.
+
+    Args:
+        z: particles in coordinates in which a mode is about round.
+    """
+    n = len(z)
+    z = centred(z)
+    r = squared_distances(z, z)
+    nearest = jnp.where(jnp.eye(n, dtype=bool), jnp.inf, r).min(1)
+    linked = (r <= APART**2 * jnp.median(nearest)).astype(z.dtype)
+    linked = jnp.maximum(linked, jnp.eye(n, dtype=z.dtype))
+    for _ in range(max(1, math.ceil(math.log2(n)))):  # neighbours of neighbours, and so on
+        linked = jnp.minimum(linked @ linked, 1)
+    return linked
+
+
+class Weighed(NamedTuple):
+    """Particles with weights."""
+
+    particles: Particles
+    log_weights: Array  # [n]
+
+
+def reweighted(log_weights: Array, gained: Array, same: Array) -> Array:
+    r"""Return the particles' log weights after their log density has gained something.
+
+    $$W_m \gets W_m \operatorname{mean}_{i \in m} e^{g_i}, \qquad w_i = W_m / n_m$$
+
+    with $W_m$ the weight of mode m and $n_m$ the number of its particles, which the flow spreads over the mode. In a
+    single mode all particles weigh the same.
+
+    Args:
+        log_weights: `[n]`.
+        gained: g, `[n]`.
+        same: which particles are in one mode, `[n, n]`.
+    """
+    count = same.sum(1)
+    mass = same @ jnp.exp(log_weights - log_weights.max())
+    new = jnp.log(mass / count) + jnp.log((same @ jnp.exp(gained - gained.max())) / count)
+    new = jax.nn.log_softmax(jnp.maximum(new - new.max(), SMALLEST))
+    return jnp.where(jnp.isfinite(new).all(), new, log_weights)
+
+
+def resampled(key: Key, x: Particles, log_weights: Array, same: Array) -> Weighed:
+    """Return particles with less uneven weights where their effective number has fallen.
+
+    They are drawn by the roots of their weights, and a mode keeps at least `KEPT` of all particles if it had them: one
+    of little weight can come back. Copies are moved a little apart from one another.
+    """
+    n = len(x)
+    q = jax.nn.softmax(log_weights / 2)
+    share, before = same @ q, same.sum(1) / n
+    q = q * jnp.maximum(1, jnp.minimum(KEPT, before) / jnp.maximum(share, jnp.finfo(q.dtype).tiny))
+    q = q / q.sum()
+    at, near = jax.random.split(key)
+    places = (jnp.arange(n, dtype=x.dtype) + jax.random.uniform(at, (), x.dtype)) / n
+    which = jnp.searchsorted(jnp.cumsum(q), places).clip(0, n - 1)
+    copy = jnp.concatenate([jnp.zeros(1, bool), which[1:] == which[:-1]])
+    r = squared_distances(centred(x), centred(x))
+    nearest = jnp.sqrt(jnp.where(jnp.eye(n, dtype=bool), jnp.inf, r).min(1) / x.shape[1])
+    aside = jax.random.normal(near, x.shape, x.dtype) * nearest[which][:, None]
+    moved = x[which] + jnp.where(copy[:, None], aside, 0)
+    # A resampling that evens nothing out, because all modes are at their least, is left out.
+    effective, after = (1 / (jnp.exp(jax.nn.log_softmax(w)) ** 2).sum() for w in (log_weights, log_weights / 2))
+    due = (effective < FEWEST * n) & (after > 1.1 * effective) & ((share > KEPT) | (before < KEPT)).any()
+    new = jax.nn.log_softmax((log_weights - jnp.log(q))[which])
+    return Weighed(jnp.where(due, moved, x), jnp.where(due, new, log_weights))

@@ -1,0 +1,60 @@
+"""Mode weights follow the evidence of two modes whose log odds are known; particles of a single mode weigh alike."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import opvi
+from opvi.filters._modes import modes
+
+KEY = jax.random.key(0)
+
+
+def mirrored():
+    """y ~ N(|a|, 1), with modes at ±a; rows also say s, which adds s to the log odds of the positive one."""
+
+    def log_likelihood(v, rows):
+        y, s = rows
+        return -((y - jnp.abs(v[0])) ** 2) / 2 + s * jnp.tanh(4 * v[0]) / 2
+
+    return opvi.target(lambda v: -(v**2).sum() / 18, log_likelihood, lambda key: 3 * jax.random.normal(key, (1,)))
+
+
+@pytest.mark.parametrize("seed", [0, pytest.param(1, marks=pytest.mark.slow), pytest.param(2, marks=pytest.mark.slow)])
+def test_mode_weights_follow_the_evidence(seed):
+    """Log odds from 0 to 5, and back to -5: within .05 of the weight at each stop, and not far from it on the way."""
+    rng = np.random.default_rng(seed)
+    per_row = np.repeat([0, 5 / 400, 0, -10 / 800, 0], [200, 400, 200, 800, 200])
+    rows = (3 + rng.normal(size=1800)).astype(np.float32), per_row.astype(np.float32)
+    tracker = opvi.tracker(mirrored(), example=rows)
+
+    def weight(state, info, batch):
+        return jnp.where(state.particles[:, 0] > 0, jnp.exp(state.log_weights), 0).sum()
+
+    state, history = opvi.run(tracker, opvi.stream(rows, 20), seed, record=weight)
+    truth = 1 / (1 + np.exp(-np.cumsum(per_row)))[19::20]
+    off = np.abs(np.asarray(history.record) - truth)
+    assert off.max() < 0.15  # what particles miss of a mode adds up: half a nat of log odds at most
+    assert off[30:40].max() < 0.05
+    assert off[-10:].max() < 0.05
+    draws = np.asarray(tracker.draws(state, KEY, 1000))
+    assert abs((draws > 0).mean() - float(history.record[-1])) < 0.002  # by weight, not by count
+    counts = (np.asarray(state.particles) > 0).mean()
+    assert 0.05 < counts < 0.95  # the mode that weighs e^-5 keeps particles: it can come back
+
+
+def test_particles_of_one_mode_weigh_alike():
+    rng = np.random.default_rng(0)
+    X = rng.normal(size=(60, 2)).astype(np.float32)
+    tracker = opvi.tracker(opvi.logistic_regression(2), particles=40)
+    state, _ = opvi.run(tracker, opvi.stream((X, (X[:, 0] > 0).astype(np.int32)), 20), KEY)
+    np.testing.assert_allclose(state.log_weights, -np.log(40), rtol=1e-5)
+
+
+def test_modes_are_what_neighbours_connect():
+    rng = np.random.default_rng(1)
+    z = np.concatenate([rng.normal(size=(40, 2)), rng.normal(size=(20, 2)) + [12.0, 0.0]]).astype(np.float32)
+    same = np.asarray(modes(jnp.asarray(z)))
+    assert same[:40, 40:].max() == 0
+    assert same[:40, :40].mean() > 0.8
