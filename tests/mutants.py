@@ -194,6 +194,13 @@ MUTANTS = [
         "if False:",
         "tests/adapters/test_river.py -k zeros_that_an_encoder",
     ),
+    Mutant(
+        "Trend and season from the first row on",
+        "src/opvi/adapters/_tables/_schema.py",
+        "waves[~spanned, -2:] = 0.0",
+        "pass",
+        "tests/app/test_awkward.py",
+    ),
 ]
 
 

@@ -1,5 +1,6 @@
 """Tables as people have them: the folder `awkward`, and what must come out of each file."""
 
+from datetime import date, timedelta
 from pathlib import Path
 
 import numpy as np
@@ -48,9 +49,9 @@ def test_forty_rows_mean_the_same_in_every_spelling(name: str) -> None:
     else:
         assert table is not None
         there = np.ones(40, bool)
-    days = [(row["day"] - rows[0]["day"]).total_seconds() / 86_400 for row in rows]
     turns = [2 * np.pi * (row["day"].hour + row["day"].minute / 60) / 24 for row in rows]
-    np.testing.assert_allclose(table["day: days"], days, rtol=1e-6)
+    turns_of_week = [2 * np.pi * row["day"].weekday() / 7 for row in rows]
+    np.testing.assert_allclose(table["day: weekday cos"], np.cos(turns_of_week), atol=1e-6)
     np.testing.assert_allclose(table["day: hour sin"], np.sin(turns), atol=1e-6)
     np.testing.assert_allclose(table["amount"], [row["amount"] for row in rows], rtol=1e-6)
     for column in ("share", "count"):
@@ -152,9 +153,33 @@ def test_what_the_user_says_is_not_guessed(tmp_path: Path) -> None:
     np.testing.assert_allclose(column("a"), plain, rtol=1e-6)
     np.testing.assert_allclose(column("a", thousands="."), 1000 * plain, rtol=1e-6)
     np.testing.assert_allclose(column("a", decimal=","), 1000 * plain, rtol=1e-6)
-    np.testing.assert_allclose(column("day: days", dates="dmy"), [i % 9 for i in range(40)], rtol=1e-6)
-    np.testing.assert_allclose(column("day: days", dates="mdy")[:3], [0, 31, 60], rtol=1e-6)
-    np.testing.assert_allclose(column("when: days", dates="%Y%m%d")[:3], [0, 31, 60], rtol=1e-6)
+    weekday = lambda *days: [np.sin(2 * np.pi * day.weekday() / 7) for day in days]  # noqa: E731
+    first = weekday(*(date(2024, 4, 1 + i) for i in range(3)))
+    np.testing.assert_allclose(column("day: weekday sin", dates="dmy")[:3], first, atol=1e-6)
+    first = weekday(*(date(2024, 1 + i, 4) for i in range(3)))
+    np.testing.assert_allclose(column("day: weekday sin", dates="mdy")[:3], first, atol=1e-6)
+    first = weekday(*(date(2024, 1 + i, 15) for i in range(3)))
+    np.testing.assert_allclose(column("when: weekday sin", dates="%Y%m%d")[:3], first, atol=1e-6)
+
+
+def test_trend_and_season_count_once_a_year_has_passed(tmp_path: Path) -> None:
+    path = tmp_path / "a.csv"
+    days = [date(2021, 3, 1) + timedelta(days=i) for i in range(900)]
+    path.write_text("day,y\n" + "".join(f"{day},{i % 50}\n" for i, day in enumerate(days)))
+    with open_source(path) as source:
+        (block,) = source.blocks()
+    schema = infer_schema([block], "y")
+    table = dict(zip(schema.features, schema.encode(block).x.T, strict=True))
+    year = 365.2425
+    late = np.arange(900) >= year
+    np.testing.assert_allclose(table["day: days"], np.where(late, np.arange(900) - year, 0), rtol=1e-5)
+    turns = np.array([2 * np.pi * (day - date(2000, 1, 1)).days / year for day in days])
+    np.testing.assert_allclose(table["day: year sin"], np.where(late, np.sin(turns), 0), atol=1e-5)
+    np.testing.assert_allclose(table["day: year cos"], np.where(late, np.cos(turns), 0), atol=1e-5)
+    assert np.ptp(table["day: weekday sin"][:7]) > 1
+    old = Schema.from_json(schema.to_json() | {"columns": [{**schema.to_json()["columns"][0], "late": False}]})
+    before = dict(zip(old.features, old.encode(block).x.T, strict=True))  # as a run of before goes on
+    np.testing.assert_allclose(before["day: days"], np.arange(900), rtol=1e-6)
 
 
 def test_a_schema_is_written_and_read_with_its_spellings() -> None:

@@ -8,7 +8,7 @@ import numpy as np
 from opvi.adapters._tables._block import Block, TableError, cut, quoted
 from opvi.adapters._tables._delimited import NUMBER
 from opvi.adapters._tables._first import First, Reading, settle
-from opvi.adapters._tables._schema import DAY, HASHED, SMALLEST_POSITIVE, Column, Schema, labels_of
+from opvi.adapters._tables._schema import DAY, HASHED, SMALLEST_POSITIVE, Column, Schema, labels_of, waves_of
 from opvi.adapters._tables._source import named
 from opvi.adapters._tables._values import label, whole_or_text
 
@@ -118,9 +118,8 @@ def _column(first: First, alone: bool) -> tuple[Column | None, str]:
     note = f"taken as {first.kind}s; {wrong} of the first rows hold something else, and such rows are rejected"
     note = note if wrong else ""
     if first.kind == "date":
-        start = int(data[0])
-        days = float(np.mean((data - start) / DAY))
-        return Column(name, "date", gaps, days, start=start, hours=bool((data % DAY != 0).any())), note
+        column = Column(name, "date", gaps, start=int(data.min()), hours=bool((data % DAY != 0).any()), late=True)
+        return column._replace(mean=float(waves_of(data.astype(np.int64), column)[:, 0].mean())), note
     counts = len(data) >= COUNTED and sound.all() and data[0] == np.floor(data[0]) and (np.diff(data) == 1).all()
     if counts and not alone:
         return None, "left out: it counts the rows"

@@ -36,6 +36,7 @@ class Column(NamedTuple):
     start: int = 0  # of a date: the first row's, in microseconds since 1970
     hours: bool = False  # of a date: whether there are times of day
     spelling: Spelling = PLAIN
+    late: bool = False  # of a date: whether trend and season count only once a year has passed since `start`
 
     @property
     def features(self) -> list[str]:
@@ -248,13 +249,19 @@ def _encode_text(column: Column, codes: np.ndarray, texts: list[str], out: np.nd
 
 
 def waves_of(stamps: np.ndarray, column: Column) -> np.ndarray:
-    """Days since the first row, and where in the day, the week and the year a date lies."""
+    """Days since the first row, and where in the day, the week and the year a date lies.
+
+    Until a year has passed since the first row, its trend and its season cannot be told apart, and both are 0.
+    """
+    spanned = stamps - column.start >= YEAR * DAY if column.late else np.ones(len(stamps), bool)
     phases = [(stamps // DAY + 3) % 7 / 7, (stamps - NEW_YEAR) / DAY / YEAR]  # 1970 began on a Thursday
     if column.hours:
         phases.insert(0, stamps % DAY / DAY)
     turns = 2 * np.pi * np.stack(phases, 1)
     waves = np.stack([np.sin(turns), np.cos(turns)], 2).reshape(len(stamps), 2 * len(phases))
-    return np.concatenate([((stamps - column.start) / DAY)[:, None], waves], 1)
+    waves[~spanned, -2:] = 0.0
+    days = (stamps - column.start) / DAY - (YEAR if column.late else 0.0)
+    return np.concatenate([np.where(spanned, days, 0.0)[:, None], waves], 1)
 
 
 def _refuse(

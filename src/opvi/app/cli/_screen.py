@@ -94,6 +94,10 @@ def figures_of(learner: "Learner", rate: float | None) -> list[tuple[str, str]]:
         (f"recent {name}", error(told.recent.error)),
         ("baseline", error(told.baseline)),
     ]
+    more = learner.figures.told(learner.schema.task, learner.schema.classes)
+    for key, label in (("mae", "MAE"), ("r2", "R²"), ("auc", "AUC")):
+        if more.get(key) is not None:
+            figures.append((label, f"{more[key]:.4g}"))
     if regression:
         covered = f"{told.total.covered:.1%}" if told.total.count else "–"
         figures.append(("in the 90 % interval", covered))

@@ -16,6 +16,7 @@ from opvi.adapters._tables import Block, Json, Rejected, Schema, Source, cut
 from opvi.app.learn import _scores as scoring
 from opvi.app.learn._classes import met
 from opvi.app.learn._directory import METRICS, RunDirectory, RunError
+from opvi.app.learn._figures import Figures
 from opvi.app.learn._model import Settings, check_columns, described, describes, later, model
 from opvi.running import CheckpointError, Checkpoints, Engine, Fed
 from opvi.running._checkpoint import shaped
@@ -95,6 +96,7 @@ class Learner:
         self.strict, self.pace = strict, Pace(save_every)
         self.engine = self._engine(model(schema, settings))
         self.scores = scoring.start(schema.task, len(schema.classes))
+        self.figures = Figures.start(len(schema.classes))
         self.places: list[Place] = []
         self.kinds: dict[str, int] = {}
         self.rejected = self.filled = self.saves = 0
@@ -130,6 +132,7 @@ class Learner:
             "state": self.engine.state,
             "rows": self.rows,
             "scores": self.scores,
+            "figures": self.figures,
             "waiting": {"x": x, "y": y},
             "places": [place._asdict() for place in self.places],
             "rejected": {"size": self._size, "count": self.rejected},
@@ -154,13 +157,15 @@ class Learner:
             if self.room != max(2, len(self.begun.classes)):
                 self.engine = self._engine(model(self.schema, self.settings, self.room))
             try:
-                tree = shaped(tree, {"state": self.engine.state, "scores": self.scores})
+                like = {"state": self.engine.state, "scores": self.scores}
+                tree = shaped(tree, {**like, "figures": self.figures} if "figures" in tree else like)
             except CheckpointError as error:
                 raise RunError(
                     f"the checkpoints of {self.run.path} hold a model of another shape than its run.json describes: "
                     f"{error} One of the two comes from another run."
                 ) from None
             self.engine.state, self.scores = tree["state"], tree["scores"]
+            self.figures = tree.get("figures", Figures.start(self.room))  # an older opvi had none
             self.waiting = tree["waiting"]["x"], tree["waiting"]["y"]
             self.places = [Place(**place) for place in tree["places"]]
             self.kinds, self.filled = tree["kinds"], tree["filled"]
@@ -241,7 +246,7 @@ class Learner:
 
     def _feed(self, x: np.ndarray, y: np.ndarray) -> None:
         """Learn rows; those beyond full batches wait for more. Before a batch with too many classes the model grows."""
-        before = self.engine, self.engine.state, self.engine.waiting, self.scores, self.room
+        before = self.engine, self.engine.state, self.engine.waiting, self.scores, self.figures, self.room
         try:
             while self.schema.task == "classification" and len(late := np.flatnonzero(y >= self.room)):
                 held = len(self.waiting[1])
@@ -251,7 +256,7 @@ class Learner:
                 x, y = x[ready:], y[ready:]
             self.count(self.engine.feed((x, y)))
         except BaseException:
-            self.engine, self.engine.state, self.engine.waiting, self.scores, self.room = before
+            self.engine, self.engine.state, self.engine.waiting, self.scores, self.figures, self.room = before
             raise
 
     def _widen(self, room: int) -> None:
@@ -265,6 +270,7 @@ class Learner:
         engine.state, engine.waiting = carried(self.engine.state, engine.state), self.engine.waiting
         seen = np.concatenate([self.scores.seen, np.zeros(room - len(self.scores.seen))])
         self.engine, self.room, self.scores = engine, room, self.scores._replace(seen=seen)
+        self.figures = self.figures.widened(room)
 
     def count(self, fed: Fed | None) -> None:
         """Add what was predicted for batches to the figures."""
@@ -272,6 +278,7 @@ class Learner:
             if self.schema.positive:  # figures are of the target, not of its logarithm
                 fed = fed._replace(data=(fed.data[0], np.exp(np.asarray(fed.data[1], float))))
             self.scores = scoring.add(self.scores, self.schema.task, fed)
+            self.figures = self.figures.add(self.schema.task, fed)
 
     def _set_aside(self, bad: list[Rejected], name: str) -> int:
         """Write rejected rows after the last that count; return the bytes written."""
@@ -321,6 +328,7 @@ class Learner:
             f"baseline_{name}": plain(told.baseline),
             "drift_alarms": told.alarm_count,
             "refused_batches": told.refused,
+            **self.figures.told(self.schema.task, self.schema.classes),
         }
         if self.schema.task == "regression":
             return {**figures, "covered_by_90_percent_interval": plain(told.total.covered)}

@@ -89,14 +89,17 @@ def start(task: str, classes: int) -> Scores:
     )
 
 
+def counted(fed: Fed) -> np.ndarray:
+    """Return which rows were predicted; before the first batch there is nothing to predict with."""
+    first = (fed.info.rows == (fed.weight > 0).sum(1))[:, None]
+    return np.isfinite(fed.info.predicted.log_density) & (fed.weight > 0) & ~first
+
+
 def add(scores: Scores, task: str, fed: Fed) -> Scores:
     """Return the sums after some more batches."""
     info, (_, y) = fed.info, fed.data
     rows = info.rows.astype(np.int64)
-    # Before the first batch there is nothing to predict with.
-    first = (rows == (fed.weight > 0).sum(1))[:, None]
-    there = np.isfinite(info.predicted.log_density) & (fed.weight > 0) & ~first
-    scored = score(task, info.predicted, y, there)
+    scored = score(task, info.predicted, y, counted(fed))
     at = 0
     while at < len(rows):
         room = int(STRETCHES * scores.width - scores.batches)
@@ -115,16 +118,16 @@ def add(scores: Scores, task: str, fed: Fed) -> Scores:
         at += len(place)
     changed = rows[info.changed]
     return _baseline(scores, task, y, fed.weight)._replace(
-        bins=_added(scores.bins, scored.bins),
-        confidence=_added(scores.confidence, scored.confidence),
-        right=_added(scores.right, scored.right),
+        bins=added(scores.bins, scored.bins),
+        confidence=added(scores.confidence, scored.confidence),
+        right=added(scores.right, scored.right),
         alarms=np.concatenate([scores.alarms, changed])[-MOST_ALARMS:],
         alarm_count=scores.alarm_count + len(changed),
         refused=scores.refused + (~info.finite).sum(),
     )
 
 
-def _added(total: np.ndarray, parts: np.ndarray) -> np.ndarray:
+def added(total: np.ndarray, parts: np.ndarray) -> np.ndarray:
     """One after the other, not in pairs: the result is the same however they are cut."""
     return np.add.accumulate(np.concatenate([total[None], parts]), 0)[-1]
 
@@ -146,7 +149,7 @@ def _baseline(scores: Scores, task: str, y: np.ndarray, weight: np.ndarray) -> S
     else:
         errors = (there * (y != before.argmax(1)[:, None])).sum(1)
     told = np.stack([there.sum(1), errors], 1) * counted[:, None]
-    return scores._replace(seen=totals[-1], baseline=_added(scores.baseline, told))
+    return scores._replace(seen=totals[-1], baseline=added(scores.baseline, told))
 
 
 # --- what people read -------------------------------------------------------------------------
@@ -169,7 +172,11 @@ class Summary(NamedTuple):
 def summary(scores: Scores, task: str) -> Summary:
     """Means of the sums."""
     used = int(-(-scores.batches // scores.width))
-    curve = [_stretch(scores.curve[i], scores.ends[i], task) for i in range(used)]
+    sums, ends = list(scores.curve[:used]), list(scores.ends[:used])
+    if used > 1 and sums[-1][0] < sums[-2][0] / 5:  # a few rows at the end are no stretch of their own
+        few = sums.pop()
+        sums[-1], ends[-2:] = sums[-1] + few, ends[-1:]
+    curve = [_stretch(part, end, task) for part, end in zip(sums, ends, strict=True)]
     last = max(0, used - max(1, used // 10))
     end = scores.ends[used - 1] if used else 0
     counts = scores.bins
