@@ -514,3 +514,16 @@ def test_the_first_figures_come_soon_and_progress_counts_rows(table, tmp_path, m
     assert seen[0][0] == 100
     rows, shares = (np.array(values, float) for values in zip(*seen, strict=True))
     np.testing.assert_allclose(shares, np.minimum(rows, 1500) / 1500, atol=0.03)
+
+
+def test_an_alarm_may_be_an_exit_status(table, tmp_path, monkeypatch):
+    add = scores.add
+
+    def alarmed(made, task, fed):
+        return add(made, task, fed)._replace(alarm_count=np.array(2))
+
+    words = ["learn", str(table), *OPTIONS, "--alarm-exit", "--run"]
+    assert cli.main([*words, str(tmp_path / "quiet")]) == 0
+    monkeypatch.setattr(scores, "add", alarmed)
+    assert cli.main([*words, str(tmp_path / "loud")]) == 3
+    assert cli.main([*words, str(tmp_path / "loud"), "--resume"]) == 0  # none since

@@ -18,6 +18,7 @@ if TYPE_CHECKING:  # loading them takes a second, which `opvi --help` must not
     from opvi.app.report._server import Server
 
 EXIT = {"SIGINT": 130, "SIGTERM": 143}  # what a shell reports
+DRIFTED = 3  # the exit status where the data changed
 
 
 def add_learn(commands: Commands) -> None:
@@ -72,6 +73,9 @@ def add_learn(commands: Commands) -> None:
         metavar="PORT",
         help="show the report live, on this computer only",
     )
+    command.add_argument(
+        "--alarm-exit", action="store_true", help=f"end with status {DRIFTED} if a drift alarm sounded in this call"
+    )
     command.set_defaults(handler=learn)
 
 
@@ -108,6 +112,7 @@ def learn(options: argparse.Namespace) -> int:
     with explained(folder):
         try:
             with _signals(stop), alone(run, _asked(options), stop) as made:
+                before = made.learner.summary().alarm_count
                 _learn(made, stop, folder, options.watch)
         except Stopped as why:
             saved = run.checkpoints.newest()
@@ -116,6 +121,8 @@ def learn(options: argparse.Namespace) -> int:
             print(f"  {shlex.join(again)}", file=sys.stderr)
             return EXIT.get(str(why), 1)
         _end(made.learner, folder)
+        if options.alarm_exit and made.learner.summary().alarm_count > before:
+            return DRIFTED
     return 0
 
 
