@@ -555,3 +555,36 @@ def test_a_posteriordb_model_is_tracked_to_the_hand_written_posterior():
     # Were the particles independent, their means would be off by 0.1 sd and their sds by 7 %; three times that.
     np.testing.assert_array_less(np.abs(found.mean(0) - mean) / sd, 0.3)
     np.testing.assert_array_less(np.abs(np.log(found.std(0) / sd)), 0.21)
+
+
+def test_observations_that_come_in_rows_need_no_plate():
+    """As most of NumPyro's examples are written: the same densities, predictions and draws as inside a plate."""
+
+    def bare(x, y=None):
+        w = numpyro.sample("w", dist.Normal(0, 1).expand([2]).to_event(1))
+        numpyro.sample("y", dist.Normal(x @ w, 0.5), obs=y)
+
+    def plated(x, y=None):
+        w = numpyro.sample("w", dist.Normal(0, 1).expand([2]).to_event(1))
+        with numpyro.plate("rows", len(x)):
+            numpyro.sample("y", dist.Normal(x @ w, 0.5), obs=y)
+
+    rng = np.random.default_rng(0)
+    data = rng.normal(size=(7, 2)).astype(np.float32), rng.normal(size=7).astype(np.float32)
+    ours, theirs = (opvi.from_numpyro(model, data) for model in (bare, plated))
+    particles = opvi.draw(theirs, 0, 3)
+    for particle in particles:
+        rows = ours.log_likelihood(ours.unravel(particle), data)
+        assert rows.shape == (7,)
+        np.testing.assert_allclose(rows, theirs.log_likelihood(theirs.unravel(particle), data), rtol=1e-6)
+        np.testing.assert_allclose(ours.log_prior(ours.unravel(particle)), theirs.log_prior(theirs.unravel(particle)))
+    a, b = (opvi.predict(t, particles, data[0]).mean() for t in (ours, theirs))
+    np.testing.assert_allclose(a, b, rtol=1e-6)
+    assert ours.sample(0, particles, data)["y"].shape == (3, 7)
+
+    def joint(y):  # one density for all rows together
+        mean = numpyro.sample("mean", dist.Normal(0, 1))
+        numpyro.sample("y", dist.MultivariateNormal(mean * jnp.ones(len(y)), jnp.eye(len(y))), obs=y)
+
+    with pytest.raises(ValueError, match="lies in no plate"):
+        opvi.from_numpyro(joint, data[1])

@@ -159,8 +159,20 @@ def is_factor(site: Site) -> bool:
 
 
 def within(site: Site, plates: Plates) -> bool:
-    """Return whether it lies in one of the plates."""
-    return any(frame.name in plates for frame in site["cond_indep_stack"])
+    """Return whether it lies in one of the plates, or comes in rows by itself."""
+    return _bare(site["name"]) in plates or any(frame.name in plates for frame in site["cond_indep_stack"])
+
+
+def _bare(name: str) -> str:
+    """Return what stands among the plates for an observed site that needs none."""
+    return f"rows of {name}"
+
+
+def _in_rows(few: "_Layout", more: "_Layout") -> bool:
+    """Return whether a site has one log density for each row of its first axis, with no plate to say so."""
+    first = [tuple(layout.site["fn"].batch_shape)[:1] for layout in (few, more)]
+    same_events = few.site["fn"].event_shape == more.site["fn"].event_shape
+    return first == [(FEW,), (MORE,)] and same_events and [few.shape[:1], more.shape[:1]] == first
 
 
 def _refuse_unfit(site: Site) -> None:
@@ -173,6 +185,9 @@ def _refuse_unfit(site: Site) -> None:
         )
     if isinstance(_base(fn), dist.Delta):
         raise TypeError(f"site '{name}' has a delta distribution: use `numpyro.deterministic('{name}', value)`.")
+
+
+FEW, MORE = 2, 3  # rows on which a model is looked at, to see what follows them
 
 
 class _Layout(NamedTuple):
@@ -236,7 +251,9 @@ def data_plates(few: dict[str, _Layout], more: dict[str, _Layout]) -> set[str]:
         count = len([frame for frame in site["cond_indep_stack"] if frame.name in plates])
         if count > 1:
             raise ValueError(f"site '{name}' lies in {count} plates that follow the rows, but must lie in one.")
-        if count == 0 and name in follows:
+        if count == 0 and name in both and name in follows and _in_rows(few[name], more[name]):
+            plates.add(_bare(name))
+        elif count == 0 and name in follows:
             raise ValueError(
                 f"site '{name}' follows the rows, but lies in no plate that does, so that its log density cannot be "
                 f"split by rows. Put it into a data plate: `with numpyro.plate('rows', len(y)):`."
@@ -310,7 +327,7 @@ def _own_scale(site: Site, ratio: dict[str, float]) -> Any:
 
 def by_row(site: Site, values: Array, plates: Plates) -> Array:
     """Return the values summed over all but the data plate's axis."""
-    axis = next(frame.dim for frame in site["cond_indep_stack"] if frame.name in plates) + values.ndim
+    axis = next((frame.dim + values.ndim for frame in site["cond_indep_stack"] if frame.name in plates), 0)
     return values.sum(tuple(i for i in range(values.ndim) if i != axis))
 
 

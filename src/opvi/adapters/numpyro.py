@@ -109,7 +109,7 @@ def _examined(model: Model, example: Data) -> "_Program":
     if row_count(example) == 0:
         raise ValueError("`example` has 0 rows, but at least 1 is needed to see what the model's data look like.")
     row = jax.tree.map(lambda a: a[:1], example)
-    few, more = (_sites.layouts(model, row, rows) for rows in (2, 3))
+    few, more = (_sites.layouts(model, row, rows) for rows in (_sites.FEW, _sites.MORE))
     plates = _sites.data_plates(few, more)
     sites = {name: layout.site for name, layout in few.items()}
     fixed = {name for name, layout in few.items() if layout[1:] == more[name][1:]}  # do not follow the rows
