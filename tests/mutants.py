@@ -69,13 +69,6 @@ MUTANTS = [
         "tests/filters/test_modes.py",
     ),
     Mutant(
-        "a mode of little weight dies",
-        "src/opvi/filters/_modes.py",
-        "q = q * jnp.maximum(1, jnp.minimum(KEPT, before)",
-        "q = q * jnp.maximum(1, jnp.minimum(0, before)",
-        "tests/filters/test_modes.py",
-    ),
-    Mutant(
         "class networks take whole steps",
         "src/opvi/filters/_gauss_newton.py",
         "return jnp.minimum(1, jnp.sqrt(LARGEST_CHANGE / (divergence + 1e-9)))",
