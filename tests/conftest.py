@@ -1,9 +1,7 @@
 """Strictness for the whole suite: no silent change of rank or dtype anywhere in the library."""
 
-import atexit
 import os
-import shutil
-import tempfile
+from pathlib import Path
 
 # Most of the suite's time went into optimising programs that run for milliseconds. Without it they compile in a third
 # of the time. Set before JAX is loaded; whoever sets the flags for the whole session has them.
@@ -16,19 +14,11 @@ import pytest
 
 import opvi
 
-
-def pytest_configure(config: pytest.Config) -> None:
-    """Keep this process's compiled programs in a folder of its own: what one file of tests compiled serves the next.
-
-    Of its own, because JAX does not write such files in one move: another process would read half of one.
-    """
-    folder = tempfile.mkdtemp(prefix="opvi-programs-")
-    atexit.register(shutil.rmtree, folder, ignore_errors=True)
-    jax.config.update("jax_compilation_cache_dir", folder)
-    jax.config.update("jax_persistent_cache_min_compile_time_secs", 0)
-    jax.config.update("jax_persistent_cache_min_entry_size_bytes", 0)
-
-
+# Programs that one process compiled serve the others, `make slow` after `make test`, and the next run. With a bound on
+# its size JAX locks the folder; small programs are not worth the lock.
+jax.config.update("jax_compilation_cache_dir", str(Path(__file__).parents[1] / ".stamps" / "programs"))
+jax.config.update("jax_compilation_cache_max_size", 1 << 30)
+jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.2)
 jax.config.update("jax_numpy_rank_promotion", "raise")
 jax.config.update("jax_numpy_dtype_promotion", "strict")
 

@@ -61,6 +61,22 @@ def compiled(step: Step) -> Step:
     return cast(Step, jax.jit(outer, static_argnums=0))
 
 
+Init = TypeVar("Init", bound=Callable[..., Tree])
+
+
+def in_one_program(init: Init) -> Init:
+    """Return a sampler's `init` compiled as a whole: op by op, a network's start takes sixty small programs."""
+    program = jax.jit(init, static_argnums=(0, 2))
+
+    @functools.wraps(init)
+    def start(sampler: Hashable, key: Key, particles: Start = None) -> State:
+        if particles is None or isinstance(particles, int):
+            return program(sampler, key, particles)
+        return init(sampler, key, particles)
+
+    return cast(Init, start)
+
+
 LARGEST_COUNT = 2**31 - 1  # counters stop here instead of turning negative on an endless stream
 LARGEST_BATCH = 2.0**30
 PARTICLES = 100  # drawn by a sampler of a target if nobody says how many

@@ -10,11 +10,11 @@ from opvi.predictive import Predictive
 from opvi.tracking import _calibration as calibration
 from opvi.tracking import _drift as drift
 
-LEARN = jax.jit(
-    lambda known, mean, variance, x, y, weight: calibration.learn(
-        known, calibration.combine(known, mean, variance, x), mean, variance, x, y, weight
-    )
-)
+
+@jax.jit
+def LEARN(known, mean, variance, x, y, weight):  # noqa: N802
+    one = calibration.combine(known, mean, variance, x)
+    return calibration.learn(known, one, calibration.scored(known, one, y), mean, x, y, weight)
 
 
 def taught(make, rounds=300, particles=3, features=1, seed=0):
@@ -83,7 +83,9 @@ def test_tails_and_changing_noise_are_noticed():
     assert np.corrcoef(np.log(sd), x[:, 0])[0, 1] > 0.9
     even = -0.5 * np.log(2 * np.pi * np.var(y)) - 0.5
     assert float(p.log_density(y).mean()) > even + 0.3
-    np.testing.assert_allclose(calibration.log_predictive(known, one, y), p.log_density(y), atol=0.1)
+    np.testing.assert_allclose(
+        calibration.log_predictive(known, calibration.scored(known, one, y)), p.log_density(y), atol=0.1
+    )
 
 
 def test_padding_poison_and_units():

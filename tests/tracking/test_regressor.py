@@ -261,7 +261,7 @@ def test_what_is_believed_does_not_depend_on_the_units_in_use():
 
     def believed(state):
         x = jnp.asarray(X[:50], jnp.float32)
-        z, _ = learning.standardised(state.scale, x, jnp.zeros(50))
+        z, _ = learning.standardised(state, x, jnp.zeros(50))
         seen = learning.linearise(sampler, state, z)
         unit, centre = state.scale.sd[-1], state.scale.mean[-1]
         return seen.mean * unit + centre, seen.variance * unit**2

@@ -192,6 +192,7 @@ class Blocks(NamedTuple):
 
     order: np.ndarray  # [K, D]: places in the vector; d where a block is padded
     dim: int
+    aligned: bool = False  # whether every block begins with whole units, and ends with what belongs to none
 
     def gather(self, vectors: Array) -> Array:
         """Vectors `[..., d]` as blocks `[..., K, D]`, padding 0."""
@@ -224,10 +225,17 @@ def within(places: np.ndarray, unit: int, largest: float) -> Blocks:
     d = len(places)
     if d * d <= largest:
         return Blocks(np.arange(d)[None], d)
-    size = max(1, int(largest // d))
-    if size > unit:
-        size = (size - 1) // unit * unit + 1  # whole units, and room for what belongs to none
-        size = max(size, unit)
+    size, rest = max(1, int(largest // d)), d % unit
+    if 1 < unit <= size - rest and d > unit:  # whole units, and room for what belongs to none
+        units = (d - rest) // unit
+        count = -(-units // ((size - rest) // unit))
+        together = -(-units // count) * unit  # of about equal size: padding is work, too
+        order = np.full((count, together + rest), d)
+        padded = np.full(count * together, d)
+        padded[: d - rest] = places[: d - rest]
+        order[:, :together] = padded.reshape(count, together)
+        order[-1, together:] = places[d - rest :]
+        return Blocks(order, d, True)
     order = np.full((-(-d // size), size), d)
     order.ravel()[:d] = places
     return Blocks(order, d)

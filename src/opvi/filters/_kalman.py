@@ -1,5 +1,6 @@
 r"""The Kalman update of every particle's covariance, whole or in blocks, however the particle is then moved."""
 
+from collections.abc import Callable
 from typing import NamedTuple
 
 import jax
@@ -16,7 +17,7 @@ class Gain(NamedTuple):
     r"""What weighted rows A of a Jacobian say beside what is known: $S = A C A^\top + I = L L^\top$."""
 
     surprise: Array  # [n, R]: the diagonal of S, each row's predictive variance over its noise
-    inverse: Array  # [n, R, R]: of L
+    inverse: Array  # [n, R, R]: of L; [n, 0, 0] where `in_turn` never made it
     rows: Array  # [n, K, R, D]: Z = L⁻¹ A C, with C' = C - ZᵀZ
 
 
@@ -66,6 +67,88 @@ def move_by_residuals(new: Gain, residual: Array, limit: float) -> Array:
     largest = limit * jnp.sqrt(new.surprise)
     surprise = jnp.einsum("nrs,ns->nr", new.inverse, jnp.clip(residual, -largest, largest))
     return jnp.einsum("nkrd,nr->nkd", new.rows, surprise)
+
+
+class Look(NamedTuple):
+    """Rows of a Jacobian at some weights, each over its noise: A, A C and the residuals."""
+
+    A: Array  # [n, K, R, D]
+    AC: Array
+    residual: Array  # [n, R]
+
+
+@exactly
+def in_turn(
+    first: Look, again: Callable[[Array, Array], Look], renew: Array, limit: float, size: int
+) -> tuple[Gain, Array]:
+    r"""Return the gain of many rows and the move they make, a few rows at a time.
+
+    $$Z_p = L_p^{-1} (A_p C - A_p Z^\top Z), \qquad L_p L_p^\top = I + (A_p C - A_p Z^\top Z) A_p^\top$$
+
+    with Z the rows taken before. The covariances are read and not written; no factorisation is larger than `size`.
+    If `renew` is False this is the update by all rows at once. If it is True every few are linearised where those
+    before have moved the particles, which matters while they move far.
+
+    Args:
+        first: all rows at the weights before the move; a number of rows that `size` divides.
+        again: `again(p, move)` looks at the p-th rows again, from weights moved by `move` `[n, K, D]`.
+        renew: whether to look again.
+        limit: so many standard deviations of its prediction are the most that a row may be off.
+        size: rows at a time.
+    """
+    n, K, rows, D = first.A.shape
+    variance = 1 + (first.A * first.AC).sum((1, 3))
+    bound = limit * jnp.sqrt(jnp.maximum(variance, SMALLEST_SURPRISE))
+    residual = jnp.clip(first.residual, -bound, bound)
+
+    def slice_of(a: Array, p: Array, axis: int) -> Array:
+        return jax.lax.dynamic_slice_in_dim(a, p * size, size, axis)
+
+    def same(p: Array, move: Array) -> Look:
+        A = slice_of(first.A, p, 2)
+        e = slice_of(residual, p, 1) - jnp.einsum("nkrd,nkd->nr", A, move)
+        return Look(A, slice_of(first.AC, p, 2), e)
+
+    def turn(p: Array, carry: tuple[Array, Array, Array]) -> tuple[Array, Array, Array]:
+        move, Z, surprise = carry
+        # Not `cond`, which would copy the covariances that `again` reads, at every turn.
+        A, AC, e = covariance.when(renew, lambda _: again(p, move), same(p, move))
+        AC = AC - jnp.einsum("nrs,nksd->nkrd", jnp.einsum("nkrd,nksd->nrs", A, Z), Z)
+        S = jnp.einsum("nkrd,nksd->nrs", AC, A) + jnp.eye(size, dtype=A.dtype)[None]
+        own = jnp.diagonal(S, axis1=1, axis2=2)
+        bound = limit * jnp.sqrt(jnp.maximum(own, SMALLEST_SURPRISE))
+        e = jnp.where(renew, jnp.clip(e, -bound, bound), e)
+        inverse = _root_inverse(S)
+        new = jnp.einsum("nrs,nksd->nkrd", inverse, AC)
+        move = move + jnp.einsum("nkrd,nr->nkd", new, jnp.einsum("nrs,ns->nr", inverse, e))
+        return move, jax.lax.dynamic_update_slice_in_dim(Z, new, p * size, 2), surprise.at[p].set(own)
+
+    none = (
+        jnp.zeros((n, K, D), first.A.dtype),
+        jnp.zeros_like(first.A),
+        jnp.ones((rows // size, n, size), first.A.dtype),
+    )
+    move, Z, surprise = jax.lax.fori_loop(0, rows // size, turn, none)
+    return Gain(jnp.moveaxis(surprise, 1, 0).reshape(n, rows), jnp.zeros((n, 0, 0), Z.dtype), Z), move
+
+
+def _root_inverse(S: Array) -> Array:
+    """Return the inverse of the lower root of small matrices `[n, R, R]`, by elimination.
+
+    LAPACK would be called for every matrix, and calls from two threads may wait for each other for ever.
+    """
+    R = S.shape[-1]
+    places = jnp.arange(R)
+
+    def eliminate(i: Array, M: Array) -> Array:
+        row = jax.lax.dynamic_index_in_dim(M, i, 1)  # [n, 1, 2R]
+        column = jax.lax.dynamic_index_in_dim(M, i, 2)  # [n, R, 1]
+        pivot = jax.lax.dynamic_index_in_dim(row, i, 2)
+        return M - jnp.where((places > i)[None, :, None], column / pivot, 0) * row
+
+    identity = jnp.broadcast_to(jnp.eye(R, dtype=S.dtype)[None], S.shape)
+    M = jax.lax.fori_loop(0, R - 1, eliminate, jnp.concatenate([S, identity], 2))
+    return M[:, :, R:] * jax.lax.rsqrt(jnp.diagonal(M[:, :, :R], axis1=1, axis2=2))[:, :, None]
 
 
 def absorb(

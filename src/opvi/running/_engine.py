@@ -13,13 +13,14 @@ import jax.numpy as jnp
 import numpy as np
 
 from opvi.running._plain import from_plain, plainly
+from opvi.running._programs import keep_programs
 from opvi.running._rows import as_rows, cut, joined, padded, row_count, size_of, taken, weights
 from opvi.types import Array, ArrayLike, Batch, Data, Info, Key, Sampler, Seed, State, Tree, as_key
 
 CHUNK_BYTES = 1 << 24  # of batches held at once
-CHUNK_ROUNDS = 256
-FEW_ROUNDS = 16  # fewer are learnt one by one, by a program for one batch
-ASK_ROWS = (1, 32, 1024)  # sizes that questions are padded to
+CHUNK_ROUNDS = 64  # at most; fewer are padded to as many, and the program stops before the padding
+ASK_ROWS = 16  # asked about at once
+ASK_ROUNDS = 64
 
 Record = Callable[[Tree, Tree, Batch], Tree]  # a pure function of (state, info, batch)
 Watcher = Callable[[Tree, Tree, Batch], Tree]  # of the states before and after a round, and its batch
@@ -73,10 +74,15 @@ def again(sampler: Sampler, key: Key, state: Tree, batches: Batch, count: Array)
 
 @partial(jax.jit, static_argnums=(0, 1, 2))
 def answer(
-    sampler: Sampler, what: Callable[..., Tree], static: tuple[Hashable, ...], state: Tree, x: Tree, others: Tree
+    sampler: Sampler, what: Callable[..., Tree], static: tuple[Hashable, ...], state: Tree, asked: Tree, count: Array
 ) -> Tree:
-    """Return what a function says about the predictive at x."""
-    return what(sampler.predict(state, x), *others, *static)
+    """Return what a function says about the predictive at the first `count` of the stacked rows `(x, others)`."""
+
+    def one(state: Tree, rows: tuple[Tree, tuple[Array, ...]]) -> tuple[Tree, Tree]:
+        x, others = rows
+        return state, what(sampler.predict(state, x), *others, *static)
+
+    return looped(one, state, asked, count)[1]
 
 
 class Fed(NamedTuple):
@@ -101,11 +107,10 @@ class Engine:
         state: where to resume; the sampler's usual start if not given.
     """
 
-    few_rounds = FEW_ROUNDS  # 0: few batches, too, by the program for many
-
     def __init__(self, sampler: Sampler, key: Seed, *, batch: int = 20, state: State | None = None):
         if batch < 1:
             raise ValueError(f"`batch` is {batch}, but a batch has at least 1 row.")
+        keep_programs()
         self.sampler, self.key, self.batch = sampler, as_key(key), int(batch)
         self.state: Tree = sampler.init(self.key) if state is None else state
         self.waiting: Batch | None = None  # rows, fewer than a batch
@@ -135,7 +140,7 @@ class Engine:
     def learn(self, batches: Batch) -> Info:
         """Learn stacked batches `[rounds, rows, ...]`; return the sampler's Info, leaves `[rounds, ...]`."""
         state, infos = self.state, []
-        for chunk, count in _chunks(batches, self.few_rounds):
+        for chunk, count in _chunks(batches):
             state, (info, _, _) = advance(self.sampler, None, (), self.key, state, chunk, np.int32(count))
             infos.append((info, count))
         told = joined([taken(_on_host(info), slice(count)) for info, count in infos])
@@ -163,15 +168,18 @@ class Engine:
         """
         arrays = as_rows((x, tuple(others)), self._dtype)
         rows, answers = row_count(arrays), []
-        for start in range(0, max(rows, 1), ASK_ROWS[-1]):
-            chunk = taken(arrays, slice(start, start + ASK_ROWS[-1]))
+        if not rows:
+            raise ValueError("`x` has 0 rows, but a question needs at least 1.")
+        for start in range(0, rows, ASK_ROWS * ASK_ROUNDS):
+            chunk = taken(arrays, slice(start, start + ASK_ROWS * ASK_ROUNDS))
             here = row_count(chunk)
-            if not here:
-                raise ValueError("`x` has 0 rows, but a question needs at least 1.")
-            room = next(size for size in ASK_ROWS if size >= here)
-            said = answer(self.sampler, what, static, self.state, *padded(chunk, room))
-            answers.append((said, here))
-        return joined([taken(_on_host(said), slice(here)) for said, here in answers])
+            stacked = jax.tree.map(
+                lambda a: a.reshape(ASK_ROUNDS, ASK_ROWS, *a.shape[1:]), padded(chunk, ASK_ROWS * ASK_ROUNDS)
+            )
+            said = answer(self.sampler, what, static, self.state, stacked, np.int32(-(-here // ASK_ROWS)))
+            said = jax.tree.map(lambda a: np.asarray(a).reshape(-1, *a.shape[2:]), said)
+            answers.append(taken(said, slice(here)))
+        return joined(answers)
 
     def _rows(self, data: Data, weight: ArrayLike | None) -> Batch:
         data = as_rows(data, self._dtype)
@@ -218,11 +226,11 @@ def _on_host(tree: Tree) -> Tree:
     return jax.tree.map(np.asarray, tree)
 
 
-def _chunks(batches: Batch, few_rounds: int = FEW_ROUNDS) -> Iterator[tuple[Batch, int]]:
-    """Stacked batches in pieces of two sizes only, each with the number of batches in it that are to be learnt."""
-    rounds = len(batches.weight)
+def _chunks(batches: Batch) -> Iterator[tuple[Batch, int]]:
+    """Return stacked batches in pieces of one size, each with the number of batches in it that are to be learnt."""
+    rounds, alone = batches.weight.shape
     room = max(1, min(CHUNK_ROUNDS, CHUNK_BYTES // max(1, size_of(batches) // rounds)))
-    room = 1 if rounds < few_rounds else room
+    room = 1 if alone == 1 and rounds == 1 else room  # one row at a time needs no room
     for start in range(0, rounds, room):
         chunk = taken(batches, slice(start, start + room))
         yield padded(chunk, room), len(chunk.weight)

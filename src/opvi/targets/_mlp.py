@@ -130,13 +130,11 @@ class MLP:
 
     def init(self, key: Key) -> tuple[Layer[Array], ...]:
         """Draw the starting weights of one network."""
-        keys = jax.random.split(key, len(self.shapes))
+        # All at once: every further draw is a program to compile, or a longer one.
+        drawn = self.split(jax.random.normal(key, (self.dim,)))
         return tuple(
-            Layer(
-                spread.weights * jax.random.normal(k, shape),
-                spread.bias * jax.random.normal(jax.random.fold_in(k, 1), shape[1:]),
-            )
-            for k, shape, spread in zip(keys, self.shapes, self.spreads, strict=True)
+            Layer(spread.weights * layer.weights, spread.bias * layer.bias)
+            for layer, spread in zip(drawn, self.spreads, strict=True)
         )
 
     def apply(self, layers: Layers, x: Array) -> Array:

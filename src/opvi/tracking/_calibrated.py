@@ -82,7 +82,8 @@ def calibrated(sampler: Sampler, target: Target, *, particles: int | None = 20, 
 
 def _combined(errors: Calibration, means: Array) -> Combined:
     """Return the particles' means as one prediction; the sizes of its errors depend on nothing else."""
-    return calibration.combine(errors, means, jnp.zeros_like(means), _nothing(means))
+    none = jnp.zeros((len(calibration.trusted(errors)), means.shape[1]), means.dtype)
+    return calibration.combine(errors, means, none, _nothing(means))
 
 
 def _nothing(means: Array) -> Array:
@@ -97,11 +98,10 @@ def _learn(sampler: Calibrated, state: Wrapped, batch: Batch) -> tuple[Known, Pr
     if isinstance(plain.components, Normal):
         means = plain.components.mean
         one = _combined(known.errors, means)
-        zero = jnp.zeros_like(means)
-        errors = calibration.learn(known.errors, one, means, zero, _nothing(means), y, batch.weight)
-        log_density = calibration.log_predictive(known.errors, one, y)
-        level = calibration.level(known.errors, one, y)
-        return known._replace(errors=errors), Predicted(log_density, one.mean, level)
+        scores = calibration.scored(known.errors, one, y)
+        errors = calibration.learn(known.errors, one, scores, means, _nothing(means), y, batch.weight)
+        log_density = calibration.log_predictive(known.errors, scores)
+        return known._replace(errors=errors), Predicted(log_density, one.mean, calibration.level(known.errors, scores))
     log_p = plain.log_probabilities()[None]
     exponents = temperature.update(known.exponents, log_p, y.astype(jnp.int32), batch.weight)
     said = plain._replace(temperature=temperature.temperature(known.exponents))

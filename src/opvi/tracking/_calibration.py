@@ -5,6 +5,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.scipy.linalg import cho_solve
 from jax.scipy.special import logsumexp
 
 from opvi.predictive import StudentT
@@ -18,6 +19,7 @@ USUAL_ROWS = 20.0
 RIDGE = 30.0  # pulls the particles' weights together, in units of the best particle's mean squared error
 WEIGHT_STEPS = 60
 COMPONENTS = 64  # of the predictive mixture
+TRUSTED = 4  # particles whose own variance counts
 
 NOISE = np.exp(np.linspace(np.log(0.03), np.log(2.0), 14))  # shares of the running mean squared error
 SPREAD = np.array([0.0, 0.25, 0.5, 1.0, 2.0, 4.0])  # multiples of the particles' own variance
@@ -64,10 +66,19 @@ def start(particles: int, features: int, dtype: Any) -> Calibration:
     )
 
 
+def trusted(known: Calibration) -> Array:
+    """Which few particles have the largest weights: their doubt stands for that of all, at a fraction of the price."""
+    return jax.lax.top_k(known.weights, min(TRUSTED, len(known.weights)))[1]
+
+
 def combine(known: Calibration, mean: Array, variance: Array, x: Array) -> Combined:
-    """One prediction from the particles' means and variances `[n, B]` at standardised inputs `[B, F]`."""
+    """One prediction from the means of all particles `[n, B]` and the variances of those in `trusted`.
+
+    Inputs x are standardised, `[B, F]`.
+    """
     together = known.weights @ mean
-    spread = known.weights @ (variance + (mean - together[None]) ** 2)
+    share = known.weights[trusted(known)]
+    spread = share / share.sum() @ variance + known.weights @ (mean - together[None]) ** 2
     predicted = _features(known, together, spread, x) @ known.shape - known.shape_mean
     return Combined(together, spread, jnp.clip(predicted, -3, 3))
 
@@ -81,30 +92,41 @@ def predictive(known: Calibration, one: Combined) -> StudentT:
     return chosen._replace(dof=jnp.broadcast_to(chosen.dof, chosen.mean.shape))
 
 
-def log_predictive(known: Calibration, one: Combined, y: Array) -> Array:
-    """The log predictive density of y, row by row."""
-    scores = _at_settings(known, one).log_density(y[None])
-    return logsumexp(scores + jax.nn.log_softmax(known.scores)[:, None], axis=0)
+class Scored(NamedTuple):
+    """What every setting on the grid said of y."""
+
+    density: Array  # [grid, B]: log densities
+    below: Array  # [grid, B]: P(Y ≤ y)
 
 
-def level(known: Calibration, one: Combined, y: Array) -> Array:
+def scored(known: Calibration, one: Combined, y: Array) -> Scored:
+    """What every setting says of y, before learning from it."""
+    said = _at_settings(known, one)
+    return Scored(said.log_density(y[None]), said.cdf(y[None]))
+
+
+def log_predictive(known: Calibration, scores: Scored) -> Array:
+    """The log predictive density, row by row."""
+    return logsumexp(scores.density + jax.nn.log_softmax(known.scores)[:, None], axis=0)
+
+
+def level(known: Calibration, scores: Scored) -> Array:
     """P(Y ≤ y) of the predictive mixture, row by row."""
-    return predictive(known, one).cdf(y[None]).mean(0)
+    return jax.nn.softmax(known.scores) @ scores.below
 
 
 def learn(
-    known: Calibration, one: Combined, mean: Array, variance: Array, x: Array, y: Array, weight: Array
+    known: Calibration, one: Combined, scores: Scored, mean: Array, x: Array, y: Array, weight: Array
 ) -> Calibration:
-    """What the errors of a batch teach; `one`, `mean` and `variance` were predicted before seeing y."""
+    """What the errors of a batch teach; `one` and the particles' `mean` were predicted before seeing y."""
     rows = weight.sum()
     some, share = rows > 0, rows / USUAL_ROWS
     squared = (y - one.mean) ** 2
     batch_error = (squared * weight).sum() / jnp.maximum(rows, 1e-30)
     error_known = known.rounds > 0
-    scores = _at_settings(known, one).log_density(y[None])
     # While errors fall, their running mean is too large, and small shares of it win: no good guide to what comes later.
     memory = jnp.minimum(SCORE_MEMORY, 1 - 1 / (2 + EARLY_MEMORY * known.rounds))
-    scores = memory**share * known.scores + jnp.where(error_known, (scores * weight[None]).sum(1), 0)
+    total = memory**share * known.scores + jnp.where(error_known, scores.density @ weight, 0)
     shaped = _learn_shape(known, one, x, squared, jnp.where(error_known, weight, 0), share)
     gain = jnp.minimum(1, share / jnp.minimum(1 + 0.5 * known.rounds, 25))
     error = jnp.where(error_known, (1 - gain) * known.error + gain * batch_error, batch_error)
@@ -117,7 +139,7 @@ def learn(
         seen=seen,
         error=jnp.maximum(error, 1e-12),
         rounds=known.rounds + share,
-        scores=scores,
+        scores=total,
     )
     good = some & jnp.isfinite(sum(jnp.sum(leaf) for leaf in learnt))
     return jax.tree.map(lambda new, old: jnp.where(good, new, old), learnt, known)
@@ -154,7 +176,7 @@ def _learn_shape(
     A = features * root
     AP = A @ known.shape_covariance
     S = AP @ A.T + 4 * jnp.eye(len(A), dtype=A.dtype)
-    gain = jnp.linalg.solve(S, AP).T
+    gain = cho_solve((jnp.linalg.cholesky(S), True), AP).T
     wanted = jnp.log(squared / known.error + 1e-3)
     before = features @ known.shape
     shape = known.shape + gain @ ((wanted - before) * root[:, 0])

@@ -11,7 +11,7 @@ import jax.numpy as jnp
 import optax
 from jax.scipy.special import logsumexp
 
-from opvi._steps import LARGEST_COUNT, StepInfo, compiled, pieces
+from opvi._steps import LARGEST_COUNT, StepInfo, compiled, in_one_program, pieces
 from opvi.filters import LinearState, kfac, linear_ekf
 from opvi.filters._kfac import KFAC, KFACState
 from opvi.filters._linear_ekf import LinearEKF, predict_linear
@@ -108,6 +108,7 @@ class Classifier:
             return None
         return linear_ekf(self.features, self.classes, wandering=self.paces, prior_variance=LINEAR_VARIANCE)
 
+    @in_one_program
     def init(self, key: Key, particles: Start = None) -> ClassifierState:
         """Return the state before any row."""
         networks, filters = self.networks, self.filters

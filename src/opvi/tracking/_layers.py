@@ -1,7 +1,7 @@
 """A network's activations, and what becomes of its weights and covariances when the units of X and y change."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 import jax
@@ -33,6 +33,11 @@ def outputs(network: MLP, w: Array, kind: Scalar, x: Array) -> tuple[Array, Arra
     passed = forward(layers, x, lambda z: _activation(z, kind))
     slopes = backward(layers, passed, jnp.ones_like(passed.outputs))
     return passed.outputs[:, 0], jacobian(passed, slopes)
+
+
+def output(network: MLP, w: Array, kind: Scalar, x: Array) -> Array:
+    """Return the outputs `[B]` of one network at x `[B, F]`."""
+    return forward(network.split(w), x, lambda z: _activation(z, kind)).outputs[:, 0]
 
 
 def _activation(z: Array, kind: Scalar) -> tuple[Array, Array]:
@@ -86,21 +91,55 @@ def re_express(network: MLP, units: Units, w: Array) -> Array:
 
 def covariances_in(network: MLP, blocks: Blocks, units: Units, matrices: Array) -> Array:
     r"""Return $T C T^\top$, T the change of units, for matrices `[n, K, D, D]`; what is between blocks stays 0."""
-    if len(blocks.order) == 1:
-        both = jax.vmap(jax.vmap(lambda v: change(network, units, v)))
-        # One by one: a copy of all matrices beside the result would make a step's memory too large for malloc to keep.
-        return jax.lax.map(lambda C: both(both(C).mT), matrices)
     scale = jnp.append(_scale(network, units, matrices.dtype), 1)[blocks.order]
-    places = [jnp.asarray(where) for where in _first_layer(network, blocks)]
+    both = scale[:, :, None] * scale[:, None, :]
+    shifted = _shifted_in_rows(network, blocks, units)
 
-    def rows(matrix: Array, scale: Array, bias: Array, weights: Array) -> Array:
-        """The change of every row of a block's matrix."""
-        padded = jnp.pad(matrix, ((0, 0), (0, 1)))
-        shifted = (padded[:, weights] * units.shift[None, None]).sum(-1)
-        return matrix.at[:, bias].add(shifted, mode="drop") * scale[None]
+    def one(i: Array, all_: Array) -> Array:
+        C = shifted(shifted(all_[i], 1), 2)
+        return all_.at[i].set(C * both)
 
-    every = jax.vmap(jax.vmap(rows), (0, None, None, None))
-    return every(every(matrices, scale, *places).mT, scale, *places)
+    # One particle after the other, in place: its matrices stay in the processor's cache, and nothing is copied.
+    return jax.lax.fori_loop(0, len(matrices), one, matrices)
+
+
+def _shifted_in_rows(network: MLP, blocks: Blocks, units: Units) -> Callable[[Array, int], Array]:
+    """Return the function that adds to each hidden bias what the means' shift makes of its weights, along an axis."""
+    (features, width), (count, size) = network.shapes[0], blocks.order.shape
+    if count == 1:  # the weights, input by input, then the biases
+        parts, where, subscripts = (features, width), slice(features * width, (features + 1) * width), "f,kfh...->kh..."
+        return _adder(parts, where, subscripts, units.shift)
+    unit = network.units[1]
+    if blocks.aligned and len(network.shapes) == 2:  # unit by unit: its weights, its bias, its weight out
+        places = np.arange(size // unit) * unit + features
+        shift = jnp.pad(units.shift, (0, unit - features))
+        return _adder((size // unit, unit), places, "f,khf...->kh...", shift)
+    bias, weights = (jnp.asarray(where) for where in _first_layer(network, blocks))
+
+    def general(C: Array, axis: int) -> Array:
+        C = jnp.moveaxis(C, axis, 1)
+        padded = jnp.pad(C, ((0, 0), (0, 1), (0, 0)))
+        added = jax.vmap(lambda c, w: (c[w] * units.shift[None, :, None]).sum(1))(padded, weights)
+        C = jax.vmap(lambda c, b, a: c.at[b].add(a, mode="drop"))(C, bias, added)
+        return jnp.moveaxis(C, 1, axis)
+
+    return general
+
+
+def _adder(
+    parts: tuple[int, int], where: slice | np.ndarray, subscripts: str, shift: Array
+) -> Callable[[Array, int], Array]:
+    """Return the function that adds the shift's product with rows, or columns, that lie in a regular pattern."""
+    used = parts[0] * parts[1]
+
+    def add(C: Array, axis: int) -> Array:
+        if axis == 1:
+            rows = C[:, :used].reshape(len(C), *parts, C.shape[2])
+            return C.at[:, where].add(jnp.einsum(subscripts, shift, rows))
+        columns = C[:, :, :used].reshape(len(C), C.shape[1], *parts)
+        return C.at[:, :, where].add(jnp.einsum(subscripts.replace("k", "ki").replace("...", ""), shift, columns))
+
+    return add
 
 
 def _first_layer(network: MLP, blocks: Blocks) -> tuple[np.ndarray, np.ndarray]:

@@ -13,20 +13,24 @@ from opvi.filters import _kalman as kalman
 from opvi.filters._covariance import Blocks, Covariance, when, within
 from opvi.targets import MLP, Layer, cast
 from opvi.tracking import _calibration as calibration
+from opvi.tracking import _gates as gates
 from opvi.tracking import _layers as layers
 from opvi.tracking import _scaling as scaling
-from opvi.tracking._calibration import USUAL_ROWS, Calibration
+from opvi.tracking._calibration import USUAL_ROWS, Calibration, Combined, Scored
+from opvi.tracking._gates import Gates
 from opvi.tracking._scaling import Moments, Scale
 from opvi.types import LARGEST_VALUE, Array, Batch, Key, Particles, Predicted, Scalar
 
 LARGEST_GROWTH = 4.0  # forgetting never lets a variance exceed this many times the prior's
 ERROR_ROUNDS = 20.0  # of the usual size, over which a particle's squared error is averaged
-EARLY_CHUNK = 2  # rows learnt at once while warming up
+PAIR = 5  # rows learnt at once; in so few steps as this, too, while warming up
 CHUNK = 32  # and afterwards
 LARGEST_SURPRISE = 5.0  # standard deviations; an outlier teaches no more than this
 LARGEST_TARGET = 1e4  # standard deviations
 SCALE_MEMORY = 50_000.0  # rows
 SCALE_OFF = 0.25  # in deviations, or in their logarithm: the scale in use is out of date
+EARLY_SCALE_OFF = 0.03  # while warming up
+GATED_ABOVE = 12  # columns
 
 
 class Settings(NamedTuple):
@@ -51,6 +55,7 @@ class RegressorState(NamedTuple):
     scaled_at: Scalar  # rows seen when it last did
     round: Array
     rows: Array
+    gates: Gates | None = None  # of tables with many columns
 
 
 class RegressorInfo(NamedTuple):
@@ -121,22 +126,65 @@ class Linearised(NamedTuple):
 
 def linearise(sampler: Networks, state: RegressorState, z: Array) -> Linearised:
     """Return what the particles predict at standardised inputs z `[B, F]`."""
+    return _linearised(sampler, state.particles, sampler.each("kind", z), state.past, z)
+
+
+def _linearised(sampler: Networks, particles: Particles, kind: Array, past: Covariance, z: Array) -> Linearised:
     outputs = jax.vmap(lambda w, kind: layers.outputs(sampler.network, w, kind, z))
-    mean, jacobian = outputs(state.particles, sampler.each("kind", z))
+    mean, jacobian = outputs(particles, kind)
     J = jnp.moveaxis(sampler.blocks.gather(jacobian), 1, 2)
-    JC = kalman.times(J, state.past)
+    JC = kalman.times(J, past)
     return Linearised(mean, jnp.maximum((JC * J).sum((1, 3)), 0), J, JC)
 
 
+def predicted(sampler: Networks, state: RegressorState, z: Array) -> Combined:
+    """Return one prediction from all particles, in their units."""
+    means = jax.vmap(lambda w, kind: layers.outputs(sampler.network, w, kind, z)[0])
+    few = calibration.trusted(state.calibration)
+    past = state.past._replace(matrices=state.past.matrices[few])
+    kind = sampler.each("kind", z)
+    doubt = _linearised(sampler, state.particles[few], kind[few], past, z).variance
+    return calibration.combine(state.calibration, means(state.particles, kind), doubt, z)
+
+
 def absorb(
-    sampler: Networks, state: RegressorState, seen: Linearised, target: Array, weight: Array, forgetting: Array
+    sampler: Networks,
+    state: RegressorState,
+    seen: Linearised,
+    rows: tuple[Array, Array, Array],
+    forgetting: Array,
+    renew: Array,
 ) -> RegressorState:
-    """Return the state after one Kalman update of every particle, each with noise of its own."""
+    """Return the state after a Kalman update of every particle, each with noise of its own.
+
+    Args:
+        sampler: the settings.
+        state: before the rows.
+        seen: what the particles predict for them.
+        rows: standardised inputs `[B, F]` and targets, and weights.
+        forgetting: a factor for each particle.
+        renew: whether to linearise every pair of rows where the pairs before it have moved the particles.
+    """
+    z, target, weight = rows
+    size, fill = min(PAIR, len(weight)), -len(weight) % min(PAIR, len(weight))
+    z, target, weight = (jnp.pad(a, [(0, fill), *[(0, 0)] * (a.ndim - 1)]) for a in (z, target, weight))
     R = jnp.maximum(sampler.each("share", target) * state.error, sampler.each("smallest", target))
     root = jnp.sqrt(weight[None] / R[:, None])
-    A, AC = (rows * root[:, None, :, None] for rows in (seen.J, seen.JC))
-    gain = kalman.gain(A, AC)
-    move = kalman.move_by_residuals(gain, (target[None] - seen.mean) * root, LARGEST_SURPRISE)
+
+    def look(seen: Linearised, target: Array, root: Array) -> kalman.Look:
+        A, AC = (rows * root[:, None, :, None] for rows in (seen.J, seen.JC))
+        return kalman.Look(A, AC, (target[None] - seen.mean) * root)
+
+    def again(p: Array, move: Array) -> kalman.Look:
+        here = [jax.lax.dynamic_slice_in_dim(a, p * size, size, axis) for a, axis in ((z, 0), (target, 0), (root, 1))]
+        moved = state._replace(particles=state.particles + sampler.blocks.scatter(move))
+        return look(linearise(sampler, moved, here[0]), *here[1:])
+
+    wide = Linearised(
+        *(jnp.pad(a, ((0, 0), (0, fill))) for a in (seen.mean, seen.variance)),
+        *(jnp.pad(a, ((0, 0), (0, 0), (0, fill), (0, 0))) for a in (seen.J, seen.JC)),
+    )
+    gain, move = kalman.in_turn(look(wide, target, root), again, renew, LARGEST_SURPRISE, size)
     largest = LARGEST_GROWTH * prior_variance(sampler, target)
     done = kalman.absorb(state.past, gain, move, forgetting, largest)
     return state._replace(particles=state.particles + sampler.blocks.scatter(done.move), past=done.past)
@@ -145,10 +193,11 @@ def absorb(
 # --- units that follow the stream ---------------------------------------------------------------
 
 
-def standardised(scale: Scale, x: Array, y: Array) -> tuple[Array, Array]:
-    """Return x and y in the units of the networks."""
+def standardised(state: RegressorState, x: Array, y: Array) -> tuple[Array, Array]:
+    """Return x and y in the units of the networks, columns that do not help faded."""
+    scale = state.scale
     target = (y - scale.mean[-1]) / scaling.divisor(scale)[-1]
-    z = scaling.standardise(Scale(scale.mean[:-1], scale.sd[:-1]), x)
+    z = gates.through(state.gates, scaling.standardise(Scale(scale.mean[:-1], scale.sd[:-1]), x))
     return z, jnp.clip(target, -LARGEST_TARGET, LARGEST_TARGET)
 
 
@@ -166,50 +215,46 @@ def to_new_scale(sampler: Networks, state: RegressorState, scale: Scale) -> Regr
     )
 
 
-def rescaled(sampler: Networks, state: RegressorState, always: Array) -> RegressorState:
-    """Return the state on the scale of its moments, where the one in use is out of date."""
+def rescaled(sampler: Networks, state: RegressorState, early: Array) -> tuple[RegressorState, Array]:
+    """Return the state on the scale of its moments, where the one in use is out of date, and whether it was."""
     new, old = scaling.scale_of(state.moments), state.scale
-    moved = jnp.abs(new.mean - old.mean) > SCALE_OFF * scaling.divisor(old)
-    grown = jnp.abs(jnp.log(scaling.divisor(new) / scaling.divisor(old))) > SCALE_OFF
+    tolerance = jnp.where(early, EARLY_SCALE_OFF, SCALE_OFF)
+    moved = jnp.abs(new.mean - old.mean) > tolerance * scaling.divisor(old)
+    grown = jnp.abs(jnp.log(scaling.divisor(new) / scaling.divisor(old))) > tolerance
     off = ((new.sd > 0) & (moved | grown | (old.sd == 0))).any()
     doubled = state.moments.seen >= 2 * state.scaled_at
     first = state.scaled_at == 0
-    due = ~first & (always | off | doubled)
+    due = ~first & (off | doubled)
     scale = jax.tree.map(lambda a, b: jnp.where(first, a, b), new, old)
     state = state._replace(scale=scale, scaled_at=jnp.where(first, state.moments.seen, state.scaled_at))
-    return when(due, lambda s: to_new_scale(sampler, s, new), state)
+    return when(due, lambda s: to_new_scale(sampler, s, new), state), first | due
 
 
 # --- a batch ------------------------------------------------------------------------------------
 
 
 def _learn_errors(
-    state: RegressorState, seen: Linearised, one: calibration.Combined, z: Array, target: Array, weight: Array
+    state: RegressorState, mean: Array, one: Combined, scores: Scored, z: Array, target: Array, weight: Array
 ) -> RegressorState:
     """Return the state with what the errors of predictions teach, made before learning from the rows."""
     # The first batch meets particles that have seen nothing, on a scale that is not yet one: never scored.
     begun, rows = state.scaled_at > 0, weight.sum()
     scored = jnp.where(begun, weight, 0)
-    known = calibration.learn(state.calibration, one, seen.mean, seen.variance, z, target, scored)
+    known = calibration.learn(state.calibration, one, scores, mean, z, target, scored)
     gain = jnp.minimum(1, rows / USUAL_ROWS / jnp.minimum(1 + 0.5 * state.calibration.rounds, ERROR_ROUNDS))
-    error = ((target[None] - seen.mean) ** 2 * weight[None]).sum(1) / jnp.maximum(rows, 1e-30)
+    error = ((target[None] - mean) ** 2 * weight[None]).sum(1) / jnp.maximum(rows, 1e-30)
     error = jnp.where(begun & (rows > 0), (1 - gain) * state.error + gain * error, state.error)
     return state._replace(calibration=known, error=error)
 
 
-def _learn_pairs(
-    sampler: Networks, state: RegressorState, x: Array, y: Array, weight: Array, forgetting: Array
-) -> RegressorState:
-    """Return the state after learning rows two by two, as long as they change much."""
-    z, target = standardised(state.scale, x, y)
-    (z, target), weight = pieces((z, target), weight, EARLY_CHUNK)
-    each = forgetting ** (1 / len(weight))
+def _contributions(sampler: Networks, state: RegressorState, z: Array) -> Array:
+    r"""Return what each column adds to the prediction, $z_j\, \partial \bar f / \partial z_j$: `[B, F]`."""
 
-    def pair(state: RegressorState, rows: tuple[Array, ...]) -> tuple[RegressorState, None]:
-        z, target, weight = rows
-        return absorb(sampler, state, linearise(sampler, state, z), target, weight, each), None
+    def mean(z: Array) -> Array:
+        each = jax.vmap(lambda w, kind: layers.output(sampler.network, w, kind, z))
+        return (state.calibration.weights @ each(state.particles, sampler.each("kind", z))).sum()
 
-    return jax.lax.scan(pair, state, (z, target, weight))[0]
+    return z * jax.grad(mean)(z)
 
 
 def _learn_chunk(
@@ -217,25 +262,30 @@ def _learn_chunk(
 ) -> tuple[RegressorState, tuple[Predicted, Scalar]]:
     """Predict some rows, then learn from them."""
     x, y, weight = chunk
-    z, target = standardised(state.scale, x, y)
+    z, target = standardised(state, x, y)
     seen = linearise(sampler, state, z)
-    one = calibration.combine(state.calibration, seen.mean, seen.variance, z)
+    doubt = seen.variance[calibration.trusted(state.calibration)]
+    one = calibration.combine(state.calibration, seen.mean, doubt, z)
     unit, centre = scaling.divisor(state.scale)[-1], state.scale.mean[-1]
+    scores = calibration.scored(state.calibration, one, target)
     predicted = Predicted(
-        calibration.log_predictive(state.calibration, one, target) - jnp.log(unit),
+        calibration.log_predictive(state.calibration, scores) - jnp.log(unit),
         one.mean * unit + centre,
-        calibration.level(state.calibration, one, target),
+        calibration.level(state.calibration, scores),
     )
-    state = _learn_errors(state, seen, one, z, target, weight)
+    if state.gates is not None:
+        helped = _contributions(sampler, state, z)
+        scored = jnp.where(state.scaled_at > 0, weight, 0)
+        state = state._replace(gates=gates.update(state.gates, helped, target - one.mean, scored))
+    state = _learn_errors(state, seen.mean, one, scores, z, target, weight)
     moments = scaling.update(state.moments, jnp.concatenate([x, y[:, None]], 1), weight, SCALE_MEMORY)
     state = state._replace(moments=moments)
     forgetting = sampler.each("forgetting", target) ** (weight.sum() / USUAL_ROWS)
-    # There is no scale before the first batch.
-    early = (moments.seen <= sampler.warm_up) | (state.scaled_at == 0)
     before = state.particles
-    late_weight, late_forgetting = jnp.where(early, 0, weight), jnp.where(early, 1, forgetting)
-    learnt = rescaled(sampler, absorb(sampler, state, seen, target, late_weight, late_forgetting), early)
-    state = when(early, lambda s: _learn_pairs(sampler, s, x, y, weight, forgetting), learnt)
+    early = moments.seen <= sampler.warm_up
+    state, renewed = rescaled(sampler, state, early)
+    rows = *standardised(state, x, y), weight
+    state = absorb(sampler, state, seen, rows, forgetting, early | renewed)
     return state, (predicted, root_mean_square(state.particles - before))
 
 
@@ -296,9 +346,10 @@ def relearn(sampler: Networks, key: Key, state: RegressorState, batch: Batch) ->
 
     def again(state: RegressorState, chunk: tuple[Array, ...]) -> tuple[RegressorState, None]:
         x, y, weight = chunk
-        z, target = standardised(state.scale, x, y)
+        z, target = standardised(state, x, y)
         forgetting = sampler.each("forgetting", z) ** (weight.sum() / USUAL_ROWS)
-        return absorb(sampler, state, linearise(sampler, state, z), target, weight, forgetting), None
+        seen = linearise(sampler, state, z)
+        return absorb(sampler, state, seen, (z, target, weight), forgetting, jnp.array(False)), None
 
     return jax.lax.scan(again, state, _cut(sampler, batch, state.particles.dtype)[0])[0]
 
@@ -317,4 +368,5 @@ def start(sampler: Networks, w: Particles) -> RegressorState:
         jnp.zeros((), dtype),
         zero,
         zero,
+        gates.start(sampler.features, dtype) if sampler.features > GATED_ABOVE else None,
     )

@@ -37,6 +37,15 @@ def widened_regressor(old: RegressorState, fresh: RegressorState, hidden: tuple[
         shape_mean=old.calibration.shape_mean,
     )
     blocks = [within(*network.units, BUDGET / 4 / len(old.particles)) for network in networks]
+    gates = fresh.gates
+    if gates is not None and old.gates is not None:
+        gates = gates._replace(
+            factor=_put(gates.factor, np.s_[:columns], old.gates.factor),
+            product=_put(gates.product, np.s_[:columns], old.gates.product),
+            square=_put(gates.square, np.s_[:columns], old.gates.square),
+            error=old.gates.error,
+            seen=old.gates.seen,
+        )
     matrices = _covariances(np.asarray(old.past.matrices), np.array(fresh.past.matrices), blocks, places)
     return old._replace(
         particles=_put(fresh.particles, np.s_[:, places], old.particles),
@@ -49,6 +58,7 @@ def widened_regressor(old: RegressorState, fresh: RegressorState, hidden: tuple[
         scale=old.scale._replace(
             mean=_put(fresh.scale.mean, column, old.scale.mean), sd=_put(fresh.scale.sd, column, old.scale.sd)
         ),
+        gates=gates,
     )
 
 

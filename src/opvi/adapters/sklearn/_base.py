@@ -61,17 +61,18 @@ class OnlineEstimator(BaseEstimator):
         if isinstance(hidden, list | tuple | np.ndarray):
             hidden = tuple(int(width) if isinstance(width, np.integer) else width for width in hidden)
         half_life = None if self.half_life is None else float(self.half_life)
-        return {"hidden": hidden, "particles": whole("n_particles", self.n_particles, 1), "half_life": half_life}
+        particles = None if self.n_particles is None else whole("n_particles", self.n_particles, 1)
+        return {"hidden": hidden, "particles": particles, "half_life": half_life}
 
     def _begin(self, *sizes: int) -> None:
         """Start anew, for data of these sizes."""
         whole("n_epochs", self.n_epochs, 1)
         self._used = {**self._settings(), "memory_rows": whole("memory_rows", self.memory_rows, 0)}
-        sampler = self._remembering(self._made(*sizes))
+        made = self._made(*sizes)
+        self._hidden, sampler = made.hidden, self._remembering(made)  # type: ignore[attr-defined]
         random = self.random_state
         seed = random if isinstance(random, int | np.integer) else check_random_state(random).randint(2**31 - 1)
-        self._width = sizes[0]
-        self._seed, self._hidden = int(seed), self._used["hidden"]
+        self._width, self._seed = sizes[0], int(seed)
         self._engine = Engine(sampler, self._seed, batch=BATCH)
         self.n_rows_seen_ = 0
 

@@ -36,8 +36,8 @@ class OPVIRegressor(RegressorMixin, OnlineEstimator):
     are distributions, calibrated by predicting each batch before learning from it.
 
     Args:
-        hidden: width of each hidden layer; `()` for a linear model.
-        n_particles: how many networks.
+        hidden: width of each hidden layer; `()` for a linear model. Chosen from the number of columns if None.
+        n_particles: how many networks; chosen from the number of columns if None.
         half_life: in rows; data older than that count half. None determines how fast to forget.
         memory_rows: keep a uniform sample of so many rows, and learn from some of them again with every batch.
         warm_up: so many rows at the start are learnt in pairs, which is slower and better while little is known.
@@ -50,8 +50,8 @@ class OPVIRegressor(RegressorMixin, OnlineEstimator):
 
     def __init__(
         self,
-        hidden: Sequence[int] = (50,),
-        n_particles: int = 20,
+        hidden: Sequence[int] | None = None,
+        n_particles: int | None = None,
         half_life: float | None = None,
         memory_rows: int = 0,
         warm_up: int = EARLY_ROWS,

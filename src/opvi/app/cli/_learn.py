@@ -51,7 +51,7 @@ def add_learn(commands: Commands) -> None:
     )
     _add_spelling(command)
     command.add_argument("--hidden", metavar="W,W,…", help="widths of the hidden layers; 'none' for a linear model")
-    command.add_argument("--particles", type=positive, default=20, metavar="N")
+    command.add_argument("--particles", type=positive, metavar="N", help="chosen from the number of columns")
     command.add_argument(
         "--half-life",
         type=above_zero,

@@ -104,9 +104,7 @@ class Learner:
         self._lines, self._size = -1, 0  # the file of rejected rows, open while learning, and its length
 
     def _engine(self, sampler: Sampler) -> Engine:
-        engine = Engine(sampler, self.settings.seed, batch=BATCH)
-        engine.few_rounds = 0  # one program less to compile, at the end of every source
-        return engine
+        return Engine(sampler, self.settings.seed, batch=BATCH)
 
     # --- checkpoints --------------------------------------------------------------------------
 

@@ -12,12 +12,11 @@ from opvi.app.learn._directory import RunDirectory, RunError
 from opvi.app.learn._positive import Positive
 from opvi.running._rows import size_of
 from opvi.tracking import classifier, regressor, remembering, watched
-from opvi.tracking._regressor import EARLY_ROWS
+from opvi.tracking._regressor import EARLY_ROWS, chosen_sizes
 from opvi.types import Sampler
 
 MOST_BYTES = 1 << 30  # of a model's state
 WHILE_LEARNING = 4  # times its state a model needs, for temporaries and checkpoints
-HIDDEN = {"regression": (50,), "classification": (100,)}
 SAMPLE = 256  # rows kept for the report, a uniform sample of all that were learnt
 
 
@@ -25,7 +24,7 @@ class Settings(NamedTuple):
     """What a user may choose about the model; the rest follows from the data."""
 
     hidden: tuple[int, ...] | None = None  # None: what the task recommends
-    particles: int = 20
+    particles: int | None = None  # None: what the task recommends for so many columns
     half_life: float | None = None
     memory_rows: int = 0
     warm_up: int = EARLY_ROWS
@@ -41,13 +40,16 @@ def model(schema: Schema, settings: Settings, room: int | None = None) -> Sample
         room: how many classes the model has; those of the schema if not given.
     """
     columns, particles, half_life = len(schema.features), settings.particles, settings.half_life
-    hidden = widths(schema.task, settings)
     made: Sampler
     if schema.task == "regression":
-        made = regressor(columns, hidden=hidden, particles=particles, half_life=half_life, warm_up=settings.warm_up)
+        made = regressor(
+            columns, hidden=settings.hidden, particles=particles, half_life=half_life, warm_up=settings.warm_up
+        )
     else:
         room = room or max(2, len(schema.classes))
-        made = classifier(columns, room, hidden=hidden, particles=particles, half_life=half_life)
+        made = classifier(
+            columns, room, hidden=widths(schema, settings), particles=particles or 20, half_life=half_life
+        )
     if settings.memory_rows:
         made = remembering(made, settings.memory_rows)
     made = watched(remembering(made, SAMPLE, again=0))
@@ -82,9 +84,11 @@ def free_memory() -> int | None:
     return min(found, default=None)
 
 
-def widths(task: str, settings: Settings) -> tuple[int, ...]:
+def widths(schema: Schema, settings: Settings) -> tuple[int, ...]:
     """Return the widths of the hidden layers in use."""
-    return HIDDEN[task] if settings.hidden is None else tuple(settings.hidden)
+    if settings.hidden is not None:
+        return tuple(settings.hidden)
+    return (100,) if schema.task == "classification" else chosen_sizes(len(schema.features), None, None, None)[0]
 
 
 def describes(text: object, schema: Schema, settings: Settings) -> bool:

@@ -21,13 +21,13 @@ def versions() -> dict[str, str]:
 def _settings(known: Learnt) -> dict[str, str]:
     """The settings in words."""
     settings, schema = known.settings, known.schema
-    hidden = widths(schema.task, settings)
+    hidden = widths(schema, settings)
     told = {
         "target": schema.target,
         "task": schema.task,
         "inputs": f"{len(schema.features)} encoded from {len(set(schema.origin))} columns",
         "hidden layers": " × ".join(map(str, hidden)) if hidden else "none: a linear model",
-        "particles": str(settings.particles),
+        "particles": str(settings.particles or "chosen from the number of inputs"),
         "half-life": f"{settings.half_life:g} rows" if settings.half_life else "determined from the data",
         "seed": str(settings.seed),
         "model": known.sampler.about,

@@ -16,7 +16,8 @@ from opvi.predictive import Normal, Predictive, StudentT
 from opvi.tracking._calibration import DOF, NOISE, SPREAD, TILT
 from opvi.tracking._layers import outputs
 from opvi.tracking._regressor import Regressor, RegressorState
-from opvi.tracking._scaling import Scale, divisor, standardise
+from opvi.tracking._regressor_learning import standardised
+from opvi.tracking._scaling import divisor
 from opvi.types import Array, ArrayLike, Sampler, State, Tree
 
 ROWS = 64  # that are averaged over
@@ -267,7 +268,7 @@ def _networks(sampler: Regressor, state: RegressorState, x: Array) -> tuple[Arra
     $\sqrt{s \bar J C \bar J^\top}$, with s from `confirmed`.
     """
     network, scale = sampler.network, state.scale
-    z = standardise(Scale(scale.mean[:-1], scale.sd[:-1]), x.astype(scale.mean.dtype))
+    z, _ = standardised(state, x.astype(scale.mean.dtype), jnp.zeros(len(x), scale.mean.dtype))
 
     def one(particle: tuple[Array, Array, Array]) -> tuple[Array, Array]:  # one by one: Jacobians are large
         w, kind, C = particle

@@ -1,0 +1,70 @@
+"""Compiled programs kept on disk, so that the next process does not wait for them again."""
+
+import hashlib
+import os
+import platform
+import sys
+from pathlib import Path
+
+import jax
+
+SWITCH = "OPVI_PROGRAMS"  # "off", or the folder
+LARGEST = 1 << 29  # bytes that the folder may take; the programs used longest ago make room
+WORTH_KEEPING = 0.2  # seconds that a program took to compile
+
+_asked = False
+
+
+def keep_programs() -> Path | None:
+    """Let JAX keep the programs that it compiles in the user's cache folder, and return the folder.
+
+    JAX itself reads, writes, locks and bounds it. Nothing is changed, and the result is None, if JAX has a folder
+    already (`JAX_COMPILATION_CACHE_DIR`), if the variable OPVI_PROGRAMS is "off", if the folder cannot be written, or
+    if a GPU is used, whose own caches serve. Called by estimators, River models and the command line; the first call
+    decides.
+    """
+    global _asked
+    wanted = os.environ.get(SWITCH, "")
+    if _asked or wanted.lower() in ("off", "0", "no") or jax.config.values["jax_compilation_cache_dir"]:
+        return None
+    _asked = True
+    folder = Path(wanted).expanduser() if wanted else _user_cache() / "opvi" / "programs" / _machine()
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        _swept(folder)
+    except OSError:
+        return None
+    if not os.access(folder, os.W_OK | os.X_OK):
+        return None
+    jax.config.update("jax_compilation_cache_max_size", LARGEST)
+    jax.config.update("jax_persistent_cache_min_compile_time_secs", WORTH_KEEPING)
+    jax.config.update("jax_compilation_cache_dir", str(folder))
+    return folder
+
+
+def _user_cache() -> Path:
+    given = os.environ.get("XDG_CACHE_HOME", "")
+    if given:
+        return Path(given)
+    if sys.platform == "win32":
+        return Path(os.environ.get("LOCALAPPDATA") or Path.home() / "AppData" / "Local")
+    return Path.home() / "Library" / "Caches" if sys.platform == "darwin" else Path.home() / ".cache"
+
+
+def _machine() -> str:
+    """Name what a program is made for: another processor, or another JAX, must not be given it."""
+    try:
+        flags = next(line for line in Path("/proc/cpuinfo").read_text().splitlines() if line.startswith("flags"))
+    except (OSError, StopIteration):
+        flags = platform.processor()
+    known = f"{platform.machine()} {flags} {os.environ.get('XLA_FLAGS', '')}"
+    return f"jax-{jax.__version__}-{hashlib.sha256(known.encode()).hexdigest()[:12]}"
+
+
+def _swept(folder: Path) -> None:
+    """Remove what a killed process left half done: JAX's own count of the folder would stumble over it for ever."""
+    for path in folder.glob("*-cache"):
+        used = path.with_name(path.name.removesuffix("-cache") + "-atime")
+        if not used.exists() or used.stat().st_size != 8 or not path.stat().st_size:
+            path.unlink(missing_ok=True)
+            used.unlink(missing_ok=True)
