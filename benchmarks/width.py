@@ -1,0 +1,149 @@
+"""Error, cost and memory of the default regressor by the number of columns: `python -m benchmarks.width`.
+
+Friedman's function of five columns among noise columns, still and drifting, beside gradient boosting that is fitted
+again every 1,000 rows. Errors are of predictions made before learning, over the second half of the stream. The seeds
+were not used for choosing settings.
+"""
+
+import argparse
+import json
+import os
+import resource
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+
+import opvi
+from benchmarks.machine import machine
+
+WIDTHS = (5, 10, 20, 50, 100, 200, 500)
+SEEDS = (11, 12, 13)
+ROWS, REFIT = 6000, 1000
+TIMED = 1000  # rows, of the first and of later ones
+
+
+def drawn(columns: int, seed: int, drifting: bool) -> tuple[np.ndarray, np.ndarray]:
+    """Friedman's first function; if it drifts, the sizes of its four terms swing."""
+    rng = np.random.default_rng(seed)
+    X = rng.uniform(size=(ROWS, columns))
+    terms = np.stack([10 * np.sin(np.pi * X[:, 0] * X[:, 1]), 20 * (X[:, 2] - 0.5) ** 2, 10 * X[:, 3], 5 * X[:, 4]])
+    time_ = np.arange(ROWS) / 4000
+    swing = np.stack([np.cos(2 * np.pi * (time_ + k / 4)) for k in range(4)]) if drifting else np.ones_like(terms)
+    return X.astype(np.float32), ((terms * swing).sum(0) + rng.normal(size=ROWS)).astype(np.float32)
+
+
+def ours(columns: int, seed: int, drifting: bool) -> dict[str, float]:
+    """One pass of the default regressor."""
+    X, y = drawn(columns, seed, drifting)
+    made = opvi.regressor(columns)
+    _, history = opvi.run(made, opvi.stream((X, y), 20), seed)
+    half = len(history.info.squared_error) // 2
+    return {
+        "rmse": float(np.sqrt(history.info.squared_error[half:].mean())),
+        "log density": float(history.info.log_predictive[half:].mean()),
+    }
+
+
+def boosting(columns: int, seed: int, drifting: bool) -> dict[str, float]:
+    """Gradient boosting on all rows so far, or where they drift on the last 1,000, whichever did better before."""
+    from sklearn.ensemble import HistGradientBoostingRegressor as Boosting
+
+    X, y = drawn(columns, seed, drifting)
+    errors: dict[str, list[np.ndarray]] = {"all": [], "last": []}
+    for start in range(REFIT, ROWS, REFIT):
+        new = slice(start, start + REFIT)
+        for name, rows in (("all", slice(start)), ("last", slice(start - REFIT, start))):
+            model = Boosting(random_state=0).fit(X[rows], y[rows])
+            errors[name].append((model.predict(X[new]) - y[new]) ** 2)
+    later = {name: np.concatenate(found)[ROWS // 2 - REFIT :].mean() for name, found in errors.items()}
+    return {"rmse": float(np.sqrt(min(later.values())))}
+
+
+def cost(columns: int) -> dict[str, float]:
+    """Processor milliseconds per row of the first 1,000 rows and of later ones, and memory above the imports."""
+    imported = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
+    X, y = drawn(columns, 1, False)
+    made = opvi.regressor(columns)
+    state = made.init(jax.random.key(0))
+    rows = opvi.stream((X[:TIMED], y[:TIMED]), 20)
+    opvi.run(made, rows, 0, state=state)  # compiles
+    spent = []
+    for part in (slice(TIMED), slice(TIMED, 2 * TIMED)):
+        began = time.process_time()
+        state, _ = opvi.run(made, opvi.stream((X[part], y[part]), 20), 0, state=state)
+        jax.block_until_ready(state)
+        spent.append((time.process_time() - began) / TIMED * 1e3)
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
+    return {"first, ms per row": spent[0], "later, ms per row": spent[1], "MB above the imports": peak - imported}
+
+
+def summary(found: list[dict[str, float]]) -> dict[str, list[float]]:
+    return {key: [float(np.mean([f[key] for f in found])), float(np.std([f[key] for f in found]))] for key in found[0]}
+
+
+def one(columns: int) -> dict[str, Any]:
+    """All about one width."""
+    out: dict[str, Any] = {"cost": cost(columns), "chosen": opvi.regressor(columns).about}
+    for name, drifting in (("still", False), ("drifting", True)):
+        out[name] = {
+            "opvi": summary([ours(columns, seed, drifting) for seed in SEEDS]),
+            "boosting": summary([boosting(columns, seed, drifting) for seed in SEEDS]),
+        }
+    return out
+
+
+def draw(report: dict[str, Any], path: Path) -> None:
+    """Error and cost by width."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    import matplotlib.pyplot as plt
+
+    widths = [int(width) for width in report["widths"]]
+    figure, axes = plt.subplots(1, 3, figsize=(11, 3.2), layout="constrained")
+    for ax, name in zip(axes, ("still", "drifting"), strict=False):
+        for who in ("opvi", "boosting"):
+            mean, sd = np.array([report["widths"][str(width)][name][who]["rmse"] for width in widths]).T
+            ax.errorbar(widths, mean, sd, marker="o", label=who)
+        ax.axhline(1, color="grey", lw=0.8, ls=":")
+        ax.set(xscale="log", xlabel="columns", title=f"RMSE, {name}")
+        ax.legend(frameon=False)
+    for key in ("first, ms per row", "later, ms per row"):
+        axes[2].plot(widths, [report["widths"][str(w)]["cost"][key] for w in widths], marker="o", label=key)
+    axes[2].set(xscale="log", yscale="log", xlabel="columns", title="processor time")
+    axes[2].legend(frameon=False)
+    figure.savefig(path, dpi=110)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.width", description=__doc__)
+    parser.add_argument("--out", type=Path, default=Path("bench-output"), help="folder for width.json and width.png")
+    parser.add_argument("--jobs", type=int, default=1, help="widths measured at once, each on a core of its own")
+    parser.add_argument("--one", type=int, help=argparse.SUPPRESS)
+    options = parser.parse_args()
+    if options.one:
+        print(json.dumps(one(options.one)))
+        return
+    found: dict[str, Any] = {}
+    cores = sorted(os.sched_getaffinity(0))
+    for first in range(0, len(WIDTHS), options.jobs):
+        started = []
+        for k, columns in enumerate(WIDTHS[first : first + options.jobs]):
+            command = ["taskset", "-c", str(cores[k % len(cores)]), sys.executable, "-m", "benchmarks.width"]
+            started.append((columns, subprocess.Popen([*command, "--one", str(columns)], stdout=subprocess.PIPE)))
+        for columns, process in started:
+            found[str(columns)] = json.loads(process.communicate()[0].splitlines()[-1])
+            print(columns, json.dumps(found[str(columns)]), flush=True)
+    options.out.mkdir(parents=True, exist_ok=True)
+    report = {"machine": machine("python -m benchmarks.width"), "widths": found}
+    (options.out / "width.json").write_text(json.dumps(report, indent=1) + "\n")
+    draw(report, options.out / "width.png")
+
+
+if __name__ == "__main__":
+    main()
