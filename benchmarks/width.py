@@ -82,8 +82,10 @@ def cost(columns: int) -> dict[str, float]:
     return {"first, ms per row": spent[0], "later, ms per row": spent[1], "MB above the imports": peak - imported}
 
 
-def summary(found: list[dict[str, float]]) -> dict[str, list[float]]:
-    return {key: [float(np.mean([f[key] for f in found])), float(np.std([f[key] for f in found]))] for key in found[0]}
+def summary(found: list[dict[str, float]]) -> dict[str, dict[str, float]]:
+    """Return mean and standard deviation over the seeds."""
+    values = {key: [one[key] for one in found] for key in found[0]}
+    return {key: {"mean": float(np.mean(seeds)), "sd": float(np.std(seeds))} for key, seeds in values.items()}
 
 
 def one(columns: int) -> dict[str, Any]:
@@ -108,8 +110,8 @@ def draw(report: dict[str, Any], path: Path) -> None:
     figure, axes = plt.subplots(1, 3, figsize=(11, 3.2), layout="constrained")
     for ax, name in zip(axes, ("still", "drifting"), strict=False):
         for who in ("opvi", "boosting"):
-            mean, sd = np.array([report["widths"][str(width)][name][who]["rmse"] for width in widths]).T
-            ax.errorbar(widths, mean, sd, marker="o", label=who)
+            errors = [report["widths"][str(width)][name][who]["rmse"] for width in widths]
+            ax.errorbar(widths, [e["mean"] for e in errors], [e["sd"] for e in errors], marker="o", label=who)
         ax.axhline(1, color="grey", lw=0.8, ls=":")
         ax.set(xscale="log", xlabel="columns", title=f"RMSE, {name}")
         ax.legend(frameon=False)
