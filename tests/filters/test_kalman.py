@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from opvi.filters import Covariance, absorb, gain, move_by_residuals, move_by_score, times
+from opvi.filters import _kalman as kalman
 
 N, R, D = 3, 4, 5
 LARGEST = 50.0
@@ -109,3 +110,46 @@ def test_bad_particles_sit_out_alone_and_forget_their_correlations_unless_the_ro
     assert refused.good.tolist() == [False, False, False]
     np.testing.assert_allclose(np.asarray(refused.past.matrices)[[0, 2]], before[[0, 2]], rtol=1e-6)
     np.testing.assert_allclose(refused.past.matrices[1, 0], np.diag(np.diag(before[1, 0])), rtol=1e-6)
+
+
+@pytest.mark.parametrize("size", [1, 5])
+def test_rows_in_turn_are_all_rows_at_once(size):
+    """$C' = (C^{-1} + A^T A)^{-1}$ and a move of $C' A^T e$, by hand, however few rows are taken at a time."""
+    rng = np.random.default_rng(0)
+    root, A, e = rng.normal(size=(2, 6, 6)), rng.normal(size=(2, 10, 6)), rng.normal(size=(2, 10))
+    C = root @ root.transpose(0, 2, 1) / 6 + 0.1 * np.eye(6)
+    rows = [jnp.asarray(part, jnp.float32)[:, None] for part in (A, A @ C)]
+    look = kalman.Look(*rows, jnp.asarray(e, jnp.float32))
+
+    def again(p, move):  # asked for its shapes, and never taken
+        return jax.tree.map(lambda a, axis: jax.lax.slice_in_dim(a, 0, size, axis=axis) + 7, look, kalman.Look(2, 2, 1))
+
+    taken, move = kalman.in_turn(look, again, jnp.array(False), 100.0, size)
+    after = np.linalg.inv(np.linalg.inv(C) + A.transpose(0, 2, 1) @ A)
+    Z = np.asarray(taken.rows[:, 0], float)
+    np.testing.assert_allclose(C - Z.transpose(0, 2, 1) @ Z, after, atol=2e-4)
+    np.testing.assert_allclose(move[:, 0], (after @ A.transpose(0, 2, 1) @ e[..., None])[..., 0], atol=2e-3)
+
+
+def test_rows_looked_at_again_are_taken_where_the_others_led():
+    """A curve, f(w) = sin w: taken one by one and linearised again, each row starts from where the last one ended."""
+    w, C, targets = 0.2, 1.0, np.array([0.9, 0.8, 0.95])
+
+    def look(p, move):
+        here = w + move[:, 0, 0]
+        A = jnp.cos(here)[:, None, None, None]
+        return kalman.Look(A, A * C, (jnp.asarray(targets, jnp.float32)[p] - jnp.sin(here))[:, None])
+
+    first = [look(p, jnp.zeros((1, 1, 1))) for p in range(3)]
+    first = kalman.Look(
+        *(jnp.concatenate(part, axis) for part, axis in zip(zip(*first, strict=True), (2, 2, 1), strict=True))
+    )
+    taken, move = kalman.in_turn(first, look, jnp.array(True), 100.0, 1)
+    by_hand, variance = w, C
+    for target in targets:
+        slope = np.cos(by_hand)
+        S = slope**2 * variance + 1
+        by_hand += variance * slope / S * (target - np.sin(by_hand))
+        variance -= (variance * slope) ** 2 / S
+    assert float(move[0, 0, 0]) == pytest.approx(by_hand - w, abs=1e-5)
+    assert C - float((taken.rows**2).sum()) == pytest.approx(variance, abs=1e-5)

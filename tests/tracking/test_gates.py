@@ -1,0 +1,69 @@
+"""Columns that do not help fade, those that do stay, and one that begins to help returns."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import opvi
+from opvi.tracking import _gates as gates
+
+UPDATE = jax.jit(gates.update)
+
+
+def after(state, rounds, noisy, rng):
+    """The gates after batches whose first column adds what is true, and whose second adds noise, or what is missing."""
+    for _ in range(rounds):
+        part = rng.normal(size=(20, 2)).astype(np.float32) * [1.0, 0.5]
+        error = 0.3 * rng.normal(size=20) + (-part[:, 1] if noisy else part[:, 1])
+        state = UPDATE(state, jnp.asarray(part, jnp.float32), jnp.asarray(error, jnp.float32), jnp.ones(20))
+    return state
+
+
+def test_a_column_of_noise_fades_and_comes_back_when_it_helps():
+    rng = np.random.default_rng(0)
+    faded = after(gates.start(2, jnp.float32), 150, True, rng)
+    assert faded.factor[0] > 0.95
+    assert float(faded.factor[1]) == pytest.approx(gates.SMALLEST)
+    back = after(faded, 250, False, rng)
+    assert back.factor[1] > 0.9
+
+
+def test_rows_count_by_their_weights_and_bad_ones_change_nothing():
+    rng = np.random.default_rng(1)
+    state = after(gates.start(2, jnp.float32), 5, True, rng)
+    part, error = jnp.asarray(rng.normal(size=(4, 2)), jnp.float32), jnp.asarray(rng.normal(size=4), jnp.float32)
+    twice = UPDATE(state, jnp.concatenate([part, part]), jnp.concatenate([error, error]), jnp.ones(8))
+    heavy = UPDATE(state, part, error, jnp.full(4, 2.0))
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-5), twice, heavy)
+    same = UPDATE(state, part.at[0, 0].set(jnp.nan), error, jnp.ones(4))
+    jax.tree.map(np.testing.assert_array_equal, same, state)
+
+
+@pytest.mark.slow
+def test_noise_columns_cost_the_regressor_little():
+    """Two columns matter, 14 are noise: the noise fades, and the error is near that without it."""
+    rng = np.random.default_rng(2)
+    X = rng.uniform(-1, 1, size=(4000, 16)).astype(np.float32)
+    y = (np.sin(3 * X[:, 0]) + X[:, 1] ** 2 + 0.1 * rng.normal(size=4000)).astype(np.float32)
+
+    def error(columns):
+        made = opvi.regressor(columns, hidden=(10,), particles=5)
+        state, history = opvi.run(made, opvi.stream((X[:, :columns], y), 20), 0)
+        return state, float(np.sqrt(history.info.squared_error[-50:].mean()))
+
+    wide, with_noise = error(16)
+    narrow, alone = error(2)
+    assert narrow.gates is None
+    assert (np.asarray(wide.gates.factor[:2]) > 0.5).all()
+    assert float(wide.gates.factor[2:].mean()) < 0.3
+    assert with_noise < 1.15 * alone
+
+
+@pytest.mark.parametrize(("columns", "most"), [(8, 64e6), (20, 20e6), (200, 40e6), (1000, 210e6)])
+def test_sizes_follow_the_number_of_columns(columns, most):
+    made = opvi.regressor(columns)
+    assert made.particles * made.blocks.numbers * 4 <= most
+    assert ("fade" in made.about) == (columns > 12)
+    given = opvi.regressor(columns, hidden=(7,), particles=3, budget=1e6)
+    assert (given.hidden, given.particles, given.budget) == ((7,), 3, 1e6)
