@@ -319,7 +319,7 @@ def test_classes_that_appear_late():
 @pytest.mark.usefixtures("_quick_compilation")
 def test_a_widened_regressor_says_the_same(hidden, particles):
     """With whole covariances, and with a wide network's in blocks."""
-    narrow, wide = (opvi.regressor(f, hidden=hidden, particles=particles) for f in (3, 12))
+    narrow, wide = (opvi.regressor(f, hidden=hidden, particles=particles, budget=BUDGET) for f in (3, 12))
     if hidden == (60,):
         assert (1 + 60 * 14) ** 2 * 4 * particles > BUDGET > (1 + 60 * 5) ** 2 * 4 * particles
     x, y = rows(40)

@@ -10,7 +10,7 @@ from opvi.adapters.river._distribution import PredictiveDistribution
 from opvi.adapters.river._model import Frame, OnlineModel, Row, Series, rows_of, series_like
 from opvi.predictive import Predictive, StudentT
 from opvi.tracking import regressor
-from opvi.tracking._regressor import EARLY_ROWS
+from opvi.tracking._regressor import BUDGET, EARLY_ROWS
 from opvi.tracking._widening import widened_regressor
 from opvi.types import LARGEST_VALUE, Array, Sampler, State, Tree
 
@@ -70,7 +70,12 @@ class Regressor(OnlineModel, base.MiniBatchRegressor):
 
     def _sampler(self, sizes: tuple[int, ...]) -> Sampler:
         return regressor(
-            *sizes, hidden=self.hidden, particles=self.n_particles, half_life=self.half_life, warm_up=self.warm_up
+            *sizes,
+            hidden=self.hidden,
+            particles=self.n_particles,
+            half_life=self.half_life,
+            warm_up=self.warm_up,
+            budget=BUDGET,  # as `widened_regressor` takes it: features come one by one
         )
 
     def _widened(self, fresh: Tree) -> State:
