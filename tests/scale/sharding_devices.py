@@ -111,7 +111,7 @@ def every_tracker():
     w, zero = jnp.asarray(rng.normal(size=(8, regression.dim)), jnp.float32), jnp.zeros((), jnp.int32)
     past = covariance.start(jnp.ones((8, 1, regression.dim)))
     trackers = {
-        "gauss_newton": (newton, Y, GaussNewtonState(w, past, jnp.ones(8), zero, zero)),
+        "gauss_newton": (newton, Y, GaussNewtonState(w, past, jnp.ones(8), jnp.zeros(()), zero, zero)),
         "kfac": (factored, LABELS, factored.init(KEY, 8)),
         "regressor": (regressor, Y, regressor.init(KEY)),
     }

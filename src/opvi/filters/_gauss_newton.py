@@ -34,6 +34,9 @@ MEMORY_OF_ERRORS = 20.0  # rounds over which a particle's squared prediction err
 SMALLEST_SHARE = 1e-12  # of a prior's variance: a smaller one of a linear model is rounding error
 
 
+LARGEST_STEP = 1e3  # of a parameter of a curved model, in deviations of the largest variance that forgetting allows
+
+
 class GaussNewtonState(NamedTuple):
     """What the next round needs, and nothing else."""
 
@@ -108,6 +111,8 @@ class GaussNewton(TargetSampler):
         learnt = ~jnp.isnan(log_predictive)  # otherwise the rows are bad, and not the particles
         good = (new.surprise > kalman.SMALLEST_SURPRISE).all(1)
         good &= jnp.isfinite(move.sum((1, 2)) + (new.rows**2).sum((1, 2, 3)) + seen.error)
+        # A step far beyond what the prior thinks possible overflows in the next pass: such a particle is lost already.
+        good &= (jnp.abs(move) <= LARGEST_STEP * jnp.sqrt(largest)).all((1, 2))
         good = jnp.where(learnt, good, False)
         still = covariance.Fading(
             *(jnp.where(good[:, None, None], a, b) for a, b in zip(fade, (1.0, 0.0), strict=True))
