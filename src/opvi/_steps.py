@@ -106,8 +106,16 @@ class TargetSampler:
         return self.about or repr(self)
 
 
+def checked_count(n: int) -> int:
+    """Return a number of draws, refused unless it is a whole number of at least 1."""
+    if not isinstance(n, int | np.integer) or n < 1:
+        raise ValueError(f"`n` is {n!r}, but the number of draws must be a whole number of at least 1.")
+    return int(n)
+
+
 def dealt(particles: Particles, key: Key, n: int) -> Particles:
     """Return n of the particles in random order, each as often as the others, as far as n can be divided."""
+    n = checked_count(n)
     order = jnp.concatenate(
         [jax.random.permutation(jax.random.fold_in(key, i), len(particles)) for i in range(-(-n // len(particles)))]
     )
@@ -116,6 +124,7 @@ def dealt(particles: Particles, key: Key, n: int) -> Particles:
 
 def dealt_by_weight(particles: Particles, log_weights: Array, key: Key, n: int) -> Particles:
     """Return n of the particles in random order, each as often as its weight says, up to one."""
+    n = checked_count(n)
     at, order = jax.random.split(key)
     places = (jnp.arange(n, dtype=log_weights.dtype) + jax.random.uniform(at, (), log_weights.dtype)) / n
     share = jnp.cumsum(jax.nn.softmax(log_weights))

@@ -164,4 +164,6 @@ def at_round(schedule: Schedule, t: Array) -> Array:
 
 def shapes_of(tree: Tree) -> str:
     """Return the shapes of a pytree's leaves, for error messages."""
-    return ", ".join(str(np.shape(leaf)) for leaf in jax.tree.leaves(tree)) or "no arrays"
+    shapes = [str(np.shape(leaf)) for leaf in jax.tree.leaves(tree)]
+    more = f" and {len(shapes) - 6:,} more" if len(shapes) > 6 else ""
+    return ", ".join(shapes[:6]) + more or "no arrays"

@@ -318,10 +318,12 @@ def test_classes_that_appear_late():
 @pytest.mark.parametrize(("hidden", "particles"), [((4,), 2), ((60,), 25)])
 @pytest.mark.usefixtures("_quick_compilation")
 def test_a_widened_regressor_says_the_same(hidden, particles):
-    """With whole covariances, and with a wide network's in blocks."""
-    narrow, wide = (opvi.regressor(f, hidden=hidden, particles=particles, budget=BUDGET) for f in (3, 12))
+    """With whole covariances, and with a wide network's in blocks; so wide that columns can fade."""
+    narrow, wide = (opvi.regressor(f, hidden=hidden, particles=particles, budget=BUDGET) for f in (3, 14))
+    assert wide.gated
+    assert not narrow.gated
     if hidden == (60,):
-        assert (1 + 60 * 14) ** 2 * 4 * particles > BUDGET > (1 + 60 * 5) ** 2 * 4 * particles
+        assert (1 + 60 * 16) ** 2 * 4 * particles > BUDGET > (1 + 60 * 5) ** 2 * 4 * particles
     x, y = rows(40)
     X = np.array([list(row.values()) for row in x], np.float32)
     state = narrow.init(KEY)
@@ -332,7 +334,7 @@ def test_a_widened_regressor_says_the_same(hidden, particles):
         state, _ = narrow.step(KEY, state, batch)
     wider = widened_regressor(state, wide.init(KEY), hidden)
     assert jax.tree.map(np.shape, wider) == jax.tree.map(np.shape, wide.init(KEY))
-    padded = np.pad(X, ((0, 0), (0, 9)))
+    padded = np.pad(X, ((0, 0), (0, 11)))
     before, after = narrow.predict(state, X), wide.predict(wider, padded)
     np.testing.assert_allclose(before.mean(), after.mean(), rtol=1e-4, atol=1e-5)
     if hidden != (60,):  # blocks drop some correlations, and with them some variance

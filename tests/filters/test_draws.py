@@ -134,3 +134,10 @@ def test_every_sampler_has_draws():
         assert draws.shape == (10, 3)
         counts = [(draws == particle).all(1).sum() for particle in np.asarray(state.particles)]
         assert sorted(counts) == [2, 2, 3, 3]  # each as often as the others, as far as 10 can be divided
+
+
+@pytest.mark.parametrize("n", [0, -1, 2.5])
+def test_a_number_of_draws_is_a_whole_number(n):
+    for sampler in (opvi.gauss_newton(opvi.linear_regression(2)), opvi.langevin(opvi.linear_regression(2), step=0.1)):
+        with pytest.raises(ValueError, match="the number of draws must be a whole number of at least 1"):
+            sampler.draws(sampler.init(jax.random.key(0), 3), jax.random.key(1), n)

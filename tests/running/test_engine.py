@@ -98,6 +98,10 @@ def test_nothing_is_nothing(sampler, rows):
         fed.ask(rows[0][:0], mean)
     with pytest.raises(ValueError, match="`batch` is 0"):
         Engine(sampler, KEY, batch=0)
+    with pytest.raises(TypeError, match="rows are numbers"):
+        fed.feed((rows[0].astype(str), rows[1]))
+    with pytest.raises(ValueError, match=r"\(3,\), \(\) and 34 more"):  # a list is no table of rows
+        opvi.stream(list(zip(*first(rows, 20), strict=True)), 20)
 
 
 def test_a_call_that_fails_changes_nothing(sampler, rows, monkeypatch):

@@ -65,5 +65,8 @@ def test_sizes_follow_the_number_of_columns(columns, most):
     made = opvi.regressor(columns)
     assert made.particles * made.blocks.numbers * 4 <= most
     assert ("fade" in made.about) == (columns > 12)
+    linear = opvi.regressor(columns, hidden=())
+    assert linear.particles == 20
+    assert not linear.gated
     given = opvi.regressor(columns, hidden=(7,), particles=3, budget=1e6)
     assert (given.hidden, given.particles, given.budget) == ((7,), 3, 1e6)

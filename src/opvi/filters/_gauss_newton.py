@@ -13,6 +13,7 @@ from opvi._steps import (
     Clock,
     StepInfo,
     TargetSampler,
+    checked_count,
     compiled,
     mean_over,
     predicted_rows,
@@ -135,7 +136,7 @@ class GaussNewton(TargetSampler):
 
     def draws(self, state: State, key: Key, n: int) -> Particles:
         """Return n draws from the posterior: a particle, then a draw from its covariance."""
-        return _draws(self, state, key, n)
+        return _draws(self, state, key, checked_count(n))
 
     @exactly
     def predict(self, state: State, x: Tree) -> Predictive:

@@ -91,6 +91,8 @@ def as_rows(data: Data, dtype: np.dtype) -> Data:
 
     def array(leaf: ArrayLike) -> np.ndarray:
         a = np.asarray(leaf)
+        if a.dtype.kind in "OSUMm":
+            raise TypeError(f"data has a leaf of dtype {a.dtype}, but rows are numbers. Encode strings and objects.")
         return a.astype(dtype if a.dtype.kind == "f" else jax.dtypes.canonicalize_dtype(a.dtype), copy=False)
 
     return jax.tree.map(array, data)

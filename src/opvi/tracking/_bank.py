@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import optax
 from jax.scipy.special import logsumexp
 
-from opvi._steps import compiled, mean_over, posterior_draws
+from opvi._steps import checked_count, compiled, mean_over, posterior_draws
 from opvi.predictive import Predictive
 from opvi.types import Array, Batch, Key, Particles, Predicted, Sampler, Scalar, Start, State, Tree
 
@@ -125,7 +125,7 @@ class Bank:
                 f"the members of this bank have {sorted(sizes)} parameters, so that their draws are not one sample. "
                 "Draw from one of them: `sampler.members[0].draws(state.members[0], key, n)`."
             )
-        pairs = enumerate(zip(self.members, state.members, strict=True))
+        n, pairs = checked_count(n), enumerate(zip(self.members, state.members, strict=True))
         each = jnp.stack([posterior_draws(m, s, jax.random.fold_in(key, i), n) for i, (m, s) in pairs])
         which = jax.random.categorical(jax.random.fold_in(key, len(each)), state.log_weights, shape=(n,))
         return each[which, jnp.arange(n)]

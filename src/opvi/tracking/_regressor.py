@@ -82,7 +82,7 @@ class Regressor(Networks):
         return (
             f"regressor: {self.particles} Gauss–Newton particles {'-'.join(map(str, self.network.sizes))} with {form} "
             f"({self.network.dim} parameters: {used:.0f} of {self.budget / 1e6:.0f} MB); {drift}"
-            + ("; columns that do not help fade" if self.features > learning.GATED_ABOVE else "")
+            + ("; columns that do not help fade" if self.gated else "")
         )
 
     def __str__(self) -> str:
@@ -151,7 +151,8 @@ def chosen_sizes(
     columns = features if isinstance(features, int) else 1  # refused later
     _, width, count, room = next(size for size in SIZES if columns <= size[0] or size[0] == WIDEST)
     hidden = (width,) if hidden is None else layers.checked_widths(hidden)
-    particles = count if particles is None else particles
+    if particles is None:
+        particles = count if hidden else SIZES[0][2]  # linear models are small
     one_unit = 4.0 * sum(hidden[:1]) * (columns + 3) ** 2 * particles if isinstance(particles, int) else 0.0
     if budget is None:  # at least a hidden unit with all its weights is seen as a whole
         budget = BUDGET if len(hidden) != 1 else max(room, one_unit)

@@ -86,6 +86,11 @@ class Networks:
         """The layers of one particle."""
         return MLP((self.features, *self.hidden, 1), bias_spread=0.5)
 
+    @property
+    def gated(self) -> bool:
+        """Whether columns fade that do not help; a linear model's own shrinkage is exact."""
+        return bool(self.hidden) and self.features > GATED_ABOVE
+
     @cached_property
     def blocks(self) -> Blocks:
         """How a particle's covariance is cut to fit the budget."""
@@ -368,5 +373,5 @@ def start(sampler: Networks, w: Particles) -> RegressorState:
         jnp.zeros((), dtype),
         zero,
         zero,
-        gates.start(sampler.features, dtype) if sampler.features > GATED_ABOVE else None,
+        gates.start(sampler.features, dtype) if sampler.gated else None,
     )
