@@ -602,7 +602,7 @@ def test_a_pipe_hands_out_rows_as_they_come(monkeypatch: pytest.MonkeyPatch, kin
         with open_source("-") as source:
             assert (source.columns, source.fingerprint) == (["x", "y"], None)
             blocks = source.blocks()
-            assert next(blocks)[1:] == (0, 1, [], None, {}, kind == "jsonl")
+            assert next(blocks)[1:7] == (0, 1, [], None, {}, kind == "jsonl")
             writer.write(row + row + row[:2])
             assert next(blocks)[1:3] == (1, 2)
             writer.write(row[2:])

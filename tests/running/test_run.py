@@ -331,3 +331,41 @@ def test_settings_are_plain_data():
     assert told[1]["half_life"] == 500.0
     for word in ("opvi.", "<", "_", "optax", "GradientTransformation"):
         assert f'"{word}' not in json.dumps(told)
+
+
+@pytest.mark.parametrize("source", ["arrays", "iterator"])
+def test_another_stream_is_refused(source, mixture, mixture_rows, tmp_path):
+    """By everything that was learnt, not by its beginning; what comes later may differ."""
+    sampler = opvi.online_map(mixture, step=0.01)
+
+    def run(rows, **more):
+        stream = opvi.stream(rows if source == "arrays" else iter(rows), 4)
+        return opvi.run(sampler, stream, 3, particles=4, checkpoint=tmp_path / "run", **more)[0]
+
+    rows = mixture_rows[:80].copy()
+    run(rows, rounds=10)
+    changed = rows.copy()
+    changed[39] += 1
+    for other, words in ((changed, "its first ones are others now"), (rows[:20], "it has only 5")):
+        with pytest.raises(ValueError, match=f"learnt 10 batches of its stream, but {words}. Give the same stream"):
+            run(other)
+    later = rows.copy()
+    later[40:] += 1
+    state = run(later)
+    assert int(state.round) == 20
+    begin = opvi.stream(later, 4)
+    alone, _ = opvi.run(sampler, begin, 3, particles=4)
+    np.testing.assert_array_equal(state.particles, alone.particles)
+
+
+def test_a_run_that_began_with_a_state_counts_its_own_batches(mixture, mixture_rows, tmp_path):
+    sampler, rows = opvi.online_map(mixture, step=0.01), mixture_rows[:80]
+    state, _ = opvi.run(sampler, opvi.stream(rows[:40], 4), 3, particles=4)
+    for stream in (opvi.stream(rows[40:], 4), opvi.stream(rows, 4).after(10)):
+        folder = tmp_path / str(stream.done)
+        for rounds in (3, 8):
+            some, _ = opvi.run(sampler, stream, 3, state=state, checkpoint=folder, rounds=rounds)
+            assert int(some.round) == 10 + rounds
+        whole, _ = opvi.run(sampler, stream, 3, state=state, checkpoint=folder)
+        assert int(whole.round) == 20
+        np.testing.assert_array_equal(whole.particles, opvi.run(sampler, stream, 3, state=state)[0].particles)

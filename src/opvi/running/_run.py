@@ -13,6 +13,7 @@ import jax
 import numpy as np
 
 from opvi.flows.schedules import BatchRule, within_budget
+from opvi.running._cursor import Trail
 from opvi.running._engine import CHUNK_ROUNDS, Record, advance, one_round
 from opvi.running._progress import Progress
 from opvi.running._rows import as_rows, joined, padded, row_count, size_of, taken
@@ -84,7 +85,7 @@ def run(
         progress: draw a progress bar on standard error; a string is its label.
         checkpoint: a folder for the run's checkpoints. The same call again, with the stream from its beginning,
             resumes from the last good one; batches learnt before are passed over, and the history is of the others.
-            With another key or sampler it is refused.
+            With another key, sampler or stream (their rows are hashed) it is refused.
         save_every: seconds between checkpoints, at least. One more is saved when the run ends, also by an error.
     """
     key = as_key(key)
@@ -146,7 +147,10 @@ def _over(
         for chunk in _chunks(itertools.chain([head], source), room, log.first, every):
             stacked = as_rows(jax.tree.map(lambda *leaves: np.stack(leaves), *chunk), state.particles.dtype)
             batches = place(padded(stacked, room(chunk[0])))  # rounds past the last are never read
+            trail = saver.trail.after(chunk) if saver else Trail()
             state, (info, *out) = advance(*loop, state, batches, np.int32(len(chunk)))
+            if saver:  # no signal is taken between here and the state above
+                saver.trail = trail
             if hasattr(info, "predicted"):  # as large as the data
                 info = info._replace(predicted=None)
             info, recorded, watched = taken(jax.tree.map(np.asarray, (info, *out)), slice(len(chunk)))

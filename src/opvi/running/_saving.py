@@ -14,6 +14,7 @@ import jax
 import numpy as np
 
 from opvi.running._checkpoint import CheckpointError, read, save, shaped
+from opvi.running._cursor import Cursor, Trail
 from opvi.running._settings import difference, settings
 from opvi.running._stream import Stream
 from opvi.types import Batch, Key, Sampler, State, Tree
@@ -83,21 +84,24 @@ class Checkpoints:
             other.unlink(missing_ok=True)
         return path
 
-    def newest(self, like: Tree = None) -> Tree:
+    def newest(self, like: Tree = None, below: int | None = None) -> Tree:
         """Return the newest checkpoint that is whole, or None if there is none; `damaged` says what was passed over.
 
         Whoever holds the lock sets damaged files aside under another name.
 
         Args:
             like: what it looks like, as in `opvi.load`. A checkpoint that is whole and looks different is an error.
+            below: only those with a lower number.
         """
         for path in self._paths():
+            if below is not None and int(path.stem) >= below:
+                continue
             try:
                 if path.is_symlink():
                     raise CheckpointError(f"{path} is a link, but a run's files must lie in its own folder.")
                 tree = read(path)
             except FileNotFoundError:  # a running process has deleted it since
-                return self.newest(like)
+                return self.newest(like, below)
             except (CheckpointError, OSError) as error:
                 self.damaged.append(str(error))
                 if self._lock is not None:
@@ -116,7 +120,7 @@ class Checkpoints:
 
     def _paths(self) -> list[Path]:
         """The newest first."""
-        return sorted(self.folder.glob(f"[0-9]*{ENDING}"), reverse=True)
+        return sorted((path for path in self.folder.glob(f"[0-9]*{ENDING}") if path.stem.isdecimal()), reverse=True)
 
 
 class Pace:
@@ -155,14 +159,16 @@ class Saver:
     def __init__(self, kept: Checkpoints, every: float, sampler: Sampler, key: Key):
         self.kept, self.pace, self.key = kept, Pace(every), key
         self.settings = settings(sampler)
+        self.trail = Trail()  # of the batches that the state has learnt
         self.saved = -1  # the round of the last one
 
     def save(self, state: State) -> None:
         """Save, unless this round was saved already."""
         if int(state.round) == self.saved:
             return
+        tree = {"state": state, "key": self.key, "settings": self.settings, "passed": self.trail.cursor._asdict()}
         with self.pace.saving():
-            self.kept.save(int(state.round), {"state": state, "key": self.key, "settings": self.settings})
+            self.kept.save(int(state.round), tree)
         self.saved = int(state.round)
 
     def resumed(self, begin: Callable[[], State], stream: Iterable[Batch], rounds: int | None) -> Resumed | None:
@@ -172,7 +178,7 @@ class Saver:
             warnings.warn(f"{message} Passed over.", RuntimeWarning, stacklevel=3)
         if found is None:
             return None
-        if not isinstance(found, dict) or set(found) != {"state", "key", "settings"}:
+        if not isinstance(found, dict) or set(found) - {"passed"} != {"state", "key", "settings"}:
             raise ValueError(f"{self.kept.folder} holds checkpoints of something else. Choose another folder.")
         if not np.array_equal(jax.random.key_data(found["key"]), jax.random.key_data(self.key)):
             raise ValueError(
@@ -189,9 +195,20 @@ class Saver:
             state = shaped(found["state"], jax.eval_shape(begin), "state")
         except CheckpointError as error:
             raise CheckpointError(f"{self.kept.folder}: {error}") from None
-        done = self.saved = int(state.round)
-        if rounds is not None:
-            rounds = max(0, rounds - done)
-        if isinstance(stream, Stream) and stream.is_of_arrays:
-            return Resumed(state, stream.after(done), rounds)
-        return Resumed(state, itertools.islice(stream, done, None), rounds)
+        self.saved = int(state.round)
+        learnt = Cursor(**found["passed"]) if "passed" in found else Cursor(self.saved)  # an older opvi kept no hash
+        rest = self._rest(stream, learnt)
+        return Resumed(state, rest, None if rounds is None else max(0, rounds - learnt.row))
+
+    def _rest(self, stream: Iterable[Batch], learnt: Cursor) -> Iterable[Batch]:
+        """The stream behind the batches that were learnt, which must be its first ones."""
+        batches = iter(stream)
+        self.trail = self.trail.after(itertools.islice(batches, learnt.row))
+        now = self.trail.cursor
+        if learnt.digest is not None and now != learnt:
+            few = f"it has only {now.row:,}" if now.row < learnt.row else "its first ones are others now"
+            raise ValueError(
+                f"{self.kept.folder} holds a run that learnt {learnt.row:,} batches of its stream, but {few}. Give the "
+                "same stream from its beginning, or choose another folder."
+            )
+        return stream.after(stream.done + learnt.row) if isinstance(stream, Stream) and stream.is_of_arrays else batches

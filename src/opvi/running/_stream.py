@@ -88,7 +88,7 @@ class Stream:
     def __init__(
         self, source: "_ArraySource | _Iterator", rule: BatchRule | None, rounds: int | None, done: int, skipped: int
     ):
-        self._source, self._rule, self._done, self._skipped = source, rule, done, skipped
+        self._source, self._rule, self.done, self._skipped = source, rule, done, skipped  # `done`: rounds passed over
         self.rounds = rounds  # the last round of this stream, where that is known
 
     @property
@@ -98,15 +98,15 @@ class Stream:
 
     def __iter__(self) -> Iterator[Batch]:
         source = self._source
-        reader: _Arrays | _Iterator = source.open(self._done) if isinstance(source, _ArraySource) else source
-        t = self._done
+        reader: _Arrays | _Iterator = source.open(self.done) if isinstance(source, _ArraySource) else source
+        t = self.done
         while self.rounds is None or t < self.rounds:
             data = reader.take(None if self._rule is None else rows_of_round(self._rule, t + 1))
             if data is None:
                 return
             t += 1
             if reader is source:  # an iterator cannot be gone through again
-                self._done = t
+                self.done = t
             rows = row_count(data)
             yield batch(data, pad_to=self._rule.bucket(rows) if self._rule else rows)
 

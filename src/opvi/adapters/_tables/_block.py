@@ -1,6 +1,6 @@
 """What readers hand on: blocks of raw rows, rows that were rejected, and the limits that keep memory bounded."""
 
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Self
 
 import numpy as np
 import pyarrow as pa
@@ -19,12 +19,33 @@ class TableError(ValueError):
     """A source that cannot be read, or not as asked for; the message says what to do."""
 
 
+class SourceChangedError(TableError):
+    """A source whose first rows are not those that were learnt."""
+
+
 class Rejected(NamedTuple):
     """A row that was left out, and why."""
 
     row: int  # its number in the source, from 0; malformed rows count as well
     reason: str
     text: str  # the row as it stood there, or its values as JSON; at most 2,000 characters
+
+
+class Content(NamedTuple):
+    """A block's rows as they stand in the source, to recognise them by."""
+
+    text: bytes | memoryview
+    ends: np.ndarray  # [rows]: where each one ends in the text
+
+    @classmethod
+    def of(cls, rows: list[bytes]) -> Self:
+        """Return the content of rows one after the other."""
+        return cls(b"".join(rows), np.cumsum([len(row) for row in rows], dtype=np.int64))
+
+    def part(self, start: int, stop: int) -> "Content":
+        """Return the content of some rows."""
+        begin, end = (int(self.ends[at - 1]) if at else 0 for at in (start, stop))
+        return Content(memoryview(self.text)[begin:end], self.ends[start:stop] - begin)
 
 
 class Block(NamedTuple):
@@ -38,6 +59,8 @@ class Block(NamedTuple):
     nested: dict[str, np.ndarray] = {}  # noqa: RUF012 (never written to): columns to the rows that hold lists or objects
 
     open: bool = False  # whether other rows may bring other columns, as in JSON lines
+    content: Content | None = None  # None where the source keeps it otherwise
+    unended: bool = False  # one row whose line has no end yet: the last of a file, which may still be written
 
     @property
     def numbers(self) -> np.ndarray:
@@ -51,13 +74,15 @@ class Block(NamedTuple):
 def cut(block: Block, start: int, stop: int) -> Block:
     """The part of a block between two source rows, the second not included."""
     start, stop = max(start, block.first), min(stop, block.first + block.rows)
+    stop = max(start, stop)
     if (start, stop) == (block.first, block.first + block.rows):
         return block
     first, last = (int(i) for i in np.searchsorted(block.numbers, (start, stop)))
     columns = {name: values.slice(first, last - first) for name, values in block.columns.items()}
     nested = {name: at[(at >= first) & (at < last)] - first for name, at in block.nested.items()}
     malformed = [rejected for rejected in block.malformed if start <= rejected.row < stop]
-    return Block(columns, start, max(0, stop - start), malformed, block.share, nested, block.open)
+    content = block.content and block.content.part(start - block.first, stop - block.first)
+    return Block(columns, start, stop - start, malformed, block.share, nested, block.open, content, block.unended)
 
 
 def shown(text: bytes | str) -> str:

@@ -88,13 +88,15 @@ class Delimited(Reader):
         return names
 
     def blocks(self, skip: int, columns: list[str] | None) -> Iterator[Block]:
-        """Blocks of text; the first `skip` rows are not parsed."""
+        """Blocks of text; those before row `skip` are not parsed."""
         wanted = range(len(self.columns)) if columns is None else [self.columns.index(name) for name in columns]
         first = 0
         for records in self._records:
             self.handed += len(records.text) + sum(len(text) for _, _, text in records.bad)
             if first + records.rows > skip:
-                yield self._parse(records, first, list(wanted))
+                yield self._parse(records, first, list(wanted))._replace(content=records.content)
+            else:
+                yield Block({}, first, records.rows, [], content=records.content)
             first += records.rows
 
     def _parse(self, records: Records, first: int, wanted: list[int]) -> Block:

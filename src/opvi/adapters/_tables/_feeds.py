@@ -8,12 +8,11 @@ import stat
 import sys
 import zlib
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from pathlib import Path
 from typing import IO, cast
 
 import pyarrow as pa
 
-from opvi.adapters._tables._block import PIECE, Block, TableError
+from opvi.adapters._tables._block import PIECE, Block, Content, TableError
 
 GZIP, ZSTD = b"\x1f\x8b", b"\x28\xb5\x2f\xfd"  # how such files begin
 BEGINNING = 1 << 16  # bytes that the fingerprint covers
@@ -30,6 +29,7 @@ class Feed:
         self.path, self.name = path, "standard input" if path == "-" else path
         self.size: int | None = None
         self.position = 0
+        self.packed = False  # whether it is compressed; known once it is read
         self._owned = path != "-"
         self._head = b""
         try:
@@ -111,6 +111,7 @@ class Feed:
     def pieces(self) -> Iterator[bytes]:
         """The bytes, decompressed if they begin like gzip or Zstandard."""
         head = self.peek(4)
+        self.packed = head.startswith((GZIP, ZSTD))
         if head.startswith(GZIP):
             return self._gathered(self._unpacked(gzip.GzipFile(fileobj=cast("IO[bytes]", _Raw(self))).read1))
         if head == ZSTD:
@@ -163,13 +164,15 @@ class Feed:
             "What came before was read. Get the whole file, then resume from there."
         )
 
-    def fingerprint(self, count: int | None = None) -> str | None:
+    def fingerprint(self, count: int = BEGINNING) -> str | None:
         """`<bytes>-<SHA-256>` of the beginning, in hexadecimal; None for a pipe."""
         if self.size is None:
             return None
-        count = min(self.size, BEGINNING) if count is None else count
-        with Path(self.path).open("rb") as file:
-            return f"{count:x}-{hashlib.sha256(file.read(count)).hexdigest()}"
+        count = min(self.size, count)
+        try:
+            return f"{count:x}-{hashlib.sha256(os.pread(self._file, count, 0)).hexdigest()}"
+        except OSError as error:
+            raise TableError(f"{self.name} cannot be read ({_why(error)}).") from None
 
 
 class Reader:
@@ -179,6 +182,7 @@ class Reader:
     columns: list[str]
     notes: Sequence[str] = ()  # for the user
     got = handed = 0  # bytes of text that were read, and that were handed out in blocks
+    ended = True  # whether the last line that was read has an end
 
     @property
     def share(self) -> float | None:
@@ -190,10 +194,15 @@ class Reader:
         """Return the same pieces; their bytes are counted."""
         for piece in pieces:
             self.got += len(piece) - piece.count(b"\r")  # which are not handed out
+            self.ended = piece.endswith(b"\n")
             yield piece
 
     def blocks(self, skip: int, columns: list[str] | None) -> Iterator[Block]:
-        """Return the blocks from the one on that holds row `skip`; of all columns if `columns` is None."""
+        """Return all blocks, those before row `skip` without their columns; of all columns if `columns` is None."""
+        raise NotImplementedError
+
+    def content(self, block: Block) -> Content:
+        """Return what the rows of a block are recognised by, where that does not come with the block."""
         raise NotImplementedError
 
     def close(self) -> None:

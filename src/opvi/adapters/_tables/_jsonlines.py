@@ -8,7 +8,7 @@ from itertools import chain
 import numpy as np
 import pyarrow as pa
 
-from opvi.adapters._tables._block import CELLS, MOST_COLUMNS, ROWS, Block, Rejected, TableError, quoted, shown
+from opvi.adapters._tables._block import CELLS, MOST_COLUMNS, ROWS, Block, Content, Rejected, TableError, quoted, shown
 from opvi.adapters._tables._feeds import Feed, Reader
 from opvi.adapters._tables._lines import TOO_LONG, whole_lines
 
@@ -45,20 +45,21 @@ class JsonLines(Reader):
             self.columns = list(known)
 
     def blocks(self, skip: int, columns: list[str] | None) -> Iterator[Block]:
-        """Blocks of text; the first `skip` rows are not parsed."""
+        """Blocks of text; those before row `skip` are not parsed."""
         wanted = None if columns is None else frozenset(columns)
         first = 0
         for text in self._lines:
             self.handed += len(text)
             if isinstance(text, str):
-                if first >= skip:
-                    yield Block({}, first, 1, [Rejected(first, TOO_LONG, text)], open=True)
+                malformed = [Rejected(first, TOO_LONG, text)] if first >= skip else []
+                yield Block({}, first, 1, malformed, open=True, content=Content.of([text.encode()]))
                 first += 1
                 continue
             if first < skip:
-                rows = sum(1 for line in text.split(b"\n") if line.strip())
-                if first + rows <= skip:
-                    first += rows
+                lines = [line for line in text.split(b"\n") if line.strip()]
+                if first + len(lines) <= skip:
+                    yield Block({}, first, len(lines), [], open=True, content=_content(lines))
+                    first += len(lines)
                     continue
             for block in _parse(text, first, wanted):
                 first += block.rows
@@ -70,14 +71,15 @@ def _parse(text: bytes, first: int, wanted: frozenset[str] | None) -> Iterator[B
     columns: Texts = {}
     nested: dict[str, list[int]] = {}
     malformed: list[Rejected] = []
-    good = rows = 0
+    lines: list[bytes] = []
+    good = 0
     for line in text.split(b"\n"):
         if not line.strip():
             continue
         try:
             row = _row(line)
         except BadLineError as error:
-            malformed.append(Rejected(first + rows, str(error), shown(line)))
+            malformed.append(Rejected(first + len(lines), str(error), shown(line)))
         else:
             for name, value in row.items():
                 if value is None or (wanted is not None and name not in wanted):
@@ -92,21 +94,26 @@ def _parse(text: bytes, first: int, wanted: frozenset[str] | None) -> Iterator[B
                     values.append(None)
                     nested.setdefault(name, []).append(good)
             good += 1
-        rows += 1
-        if rows >= ROWS or len(columns) * good > CELLS:
-            yield _block(columns, first, rows, good, malformed, nested)
-            columns, nested, malformed, first, good, rows = {}, {}, [], first + rows, 0, 0
-    if rows:
-        yield _block(columns, first, rows, good, malformed, nested)
+        lines.append(line)
+        if len(lines) >= ROWS or len(columns) * good > CELLS:
+            yield _block(columns, first, lines, good, malformed, nested)
+            columns, nested, malformed, first, good, lines = {}, {}, [], first + len(lines), 0, []
+    if lines:
+        yield _block(columns, first, lines, good, malformed, nested)
 
 
 def _block(
-    columns: Texts, first: int, rows: int, good: int, malformed: list[Rejected], nested: dict[str, list[int]]
+    columns: Texts, first: int, lines: list[bytes], good: int, malformed: list[Rejected], nested: dict[str, list[int]]
 ) -> Block:
     for values in columns.values():
         values.extend([None] * (good - len(values)))
     arrays = {name: pa.array(values, pa.string()) for name, values in columns.items()}
-    return Block(arrays, first, rows, malformed, None, {name: np.array(at) for name, at in nested.items()}, open=True)
+    at = {name: np.array(rows) for name, rows in nested.items()}
+    return Block(arrays, first, len(lines), malformed, None, at, open=True, content=_content(lines))
+
+
+def _content(lines: list[bytes]) -> Content:
+    return Content.of([line + b"\n" for line in lines])
 
 
 def _row(line: bytes) -> dict[str, object]:

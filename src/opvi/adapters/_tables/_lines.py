@@ -16,7 +16,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from opvi.adapters._tables._block import LONGEST_LINE, PIECE, ROWS, TableError, shown
+from opvi.adapters._tables._block import LONGEST_LINE, PIECE, ROWS, Content, TableError, shown
 
 QUOTE, NEWLINE = ord('"'), ord("\n")
 TOO_LONG = f"a line of more than {PIECE:,} bytes, but a row has at most that"
@@ -28,6 +28,7 @@ class Records(NamedTuple):
     text: bytes
     rows: int  # rejected ones included
     bad: list[tuple[int, str, str]]  # position, reason and text of the rows that are not in `text`
+    content: Content  # of all of them
 
 
 def whole_lines(pieces: Iterable[bytes]) -> Iterator[bytes | str]:
@@ -132,7 +133,7 @@ def csv_records(lines: Iterable[bytes | str], grammar: Grammar, fields: int) -> 
             if waiting:
                 yield _records(b"".join(waiting), grammar, fields, final=True)[0]
                 waiting, length = [], 0
-            yield Records(b"", 1, [(0, TOO_LONG, text)])
+            yield Records(b"", 1, [(0, TOO_LONG, text)], Content.of([text.encode()]))
             continue
         waiting.append(text)
         length += len(text)
@@ -153,11 +154,12 @@ def _records(text: bytes, grammar: Grammar, fields: int, *, final: bool) -> tupl
         grammar.block.fullmatch(text) if odd is not None and not odd.any() else odd is None and b"\r" not in text
     ):
         text = without_blank_lines(text)
-        return Records(text, text.count(b"\n"), []), b""
+        ends = line_ends(text)
+        return Records(text, len(ends), [], Content(text, ends)), b""
     ends = line_ends(text)
     odd = np.zeros(len(ends), bool) if odd is None else odd
     following = np.append(np.flatnonzero(odd), len(ends))  # lines with an odd number of quotes, in order
-    good, bad, row, line, start, begin = [], [], 0, 0, 0, 0
+    good, bad, every, row, line, start, begin = [], [], [], 0, 0, 0, 0
     while line < len(ends):
         end, last = int(ends[line]), line
         if end - start == 1:  # blank
@@ -176,9 +178,10 @@ def _records(text: bytes, grammar: Grammar, fields: int, *, final: bool) -> tupl
             good.append(text[begin:start])
             bad.append((row, reason, shown(text[start : end - 1])))
             begin = end
+        every.append(text[start:end])
         row, line, start = row + 1, last + 1, end
     good.append(text[begin:start])
-    return Records(b"".join(good), row, bad), text[start:]
+    return Records(b"".join(good), row, bad, Content.of(every)), text[start:]
 
 
 def _is_record(text: bytes, grammar: Grammar, fields: int) -> bool:

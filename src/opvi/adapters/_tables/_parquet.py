@@ -1,13 +1,15 @@
 """Parquet: batches of typed columns, row group by row group."""
 
+import hashlib
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
 from pyarrow import parquet
 
-from opvi.adapters._tables._block import CELLS, MOST_COLUMNS, PIECE, ROWS, Block, Rejected, TableError, quoted
+from opvi.adapters._tables._block import CELLS, MOST_COLUMNS, PIECE, ROWS, Block, Content, Rejected, TableError, quoted
 from opvi.adapters._tables._delimited import refuse_duplicates
 from opvi.adapters._tables._feeds import Feed, Reader
 
@@ -32,8 +34,10 @@ class Parquet(Reader):
             self.nested = [field.name for field in about if pa.types.is_nested(field.type)]
             # A text that is stored once and used in many rows is kept so: memory stays bounded.
             self._file = self._open([field.name for field in about if is_text(field.type)])
-            groups = [self._file.metadata.row_group(i).num_rows for i in range(self._file.num_row_groups)]
+            stored = self._file.metadata
+            groups = [stored.row_group(i).num_rows for i in range(stored.num_row_groups)]
         self._groups, self.rows, self._done = groups, sum(groups), 0
+        self._firsts = np.cumsum([0, *groups])[:-1]  # the first row of each
 
     def _open(self, texts: list[str]) -> parquet.ParquetFile:
         return parquet.ParquetFile(
@@ -67,9 +71,10 @@ class Parquet(Reader):
         return min(1.0, self._done / self.rows) if self.rows else 1.0
 
     def blocks(self, skip: int, columns: list[str] | None) -> Iterator[Block]:
-        """Blocks of typed columns, from the row group on that holds row `skip`."""
+        """Blocks of typed columns; row groups before row `skip` are not decoded."""
         group = first = 0
         while group < len(self._groups) and first + self._groups[group] <= skip:
+            yield Block({}, first, self._groups[group], [])
             first += self._groups[group]
             group += 1
         wanted = [name for name in (self.columns if columns is None else columns) if name not in self.nested]
@@ -85,6 +90,39 @@ class Parquet(Reader):
             first += block.rows
             self._done = first
             yield block
+
+    def content(self, block: Block) -> Content:
+        """Return the hash of a row group's bytes with its first row, and nothing with the others."""
+        text, ends = b"", np.zeros(block.rows, np.int64)
+        last = block.first + block.rows
+        for group in range(*np.searchsorted(self._firsts, (block.first, last)).tolist()):
+            if self._groups[group]:
+                ends[self._firsts[group] - block.first :] += hashlib.sha256().digest_size
+                text += self._digest(group)
+        return Content(text, ends)
+
+    def _digest(self, group: int) -> bytes:
+        """Hash all bytes behind the row group before, to the end of this one, and what they are said to hold."""
+        begin, end = self._end(group - 1) if group else 0, self._end(group)
+        out = hashlib.sha256(f"{self._file.schema_arrow} {self._groups[group]}".encode())
+        try:
+            with Path(self.feed.path).open("rb") as file:
+                file.seek(begin)
+                while begin < end and (piece := file.read(min(PIECE, end - begin))):
+                    out.update(piece)
+                    begin += len(piece)
+        except OSError as error:
+            raise TableError(f"{self.feed.name} cannot be read on ({error.strerror}).") from None
+        return out.digest()
+
+    def _end(self, group: int) -> int:
+        """Where the bytes of a row group end, as the file says."""
+        about = self._file.metadata.row_group(group)
+        chunks = [about.column(i) for i in range(about.num_columns)]
+        ends = [
+            (chunk.dictionary_page_offset or chunk.data_page_offset) + chunk.total_compressed_size for chunk in chunks
+        ]
+        return max(0, min(self.feed.size or 0, max(ends, default=0)))
 
 
 def _block(batch: pa.RecordBatch, first: int, nested: list[str]) -> Block:

@@ -4,28 +4,72 @@ import os
 from collections.abc import Iterator
 from itertools import chain
 from pathlib import Path
+from typing import Protocol
 
-from opvi.adapters._tables._block import MOST_BAD, MOST_BAD_TEXT, ROWS, Block, TableError, cut, quoted
+from opvi.adapters._tables._block import (
+    MOST_BAD,
+    MOST_BAD_TEXT,
+    ROWS,
+    Block,
+    SourceChangedError,
+    TableError,
+    cut,
+    quoted,
+)
 from opvi.adapters._tables._delimited import Delimited
-from opvi.adapters._tables._feeds import GZIP, ZSTD, Feed, Reader
+from opvi.adapters._tables._feeds import BEGINNING, GZIP, ZSTD, Feed, Reader
 from opvi.adapters._tables._jsonlines import JsonLines
 from opvi.adapters._tables._parquet import Parquet
 from opvi.adapters._tables._writing import WRITTEN
+from opvi.running._cursor import Cursor, Trail
 
 FORMATS = ("csv", "tsv", "jsonl", "parquet")
 ENDINGS = {**WRITTEN, ".tsv": "tsv", ".json": "jsonl"}
 
 
-class Source:
-    """Rows of a file or a pipe, in order, once. Made by `open_source`."""
+class RowSource(Protocol):
+    """Rows in order, once, from a file, a pipe or a broker; what `Learner.learn` reads from.
 
-    def __init__(self, feed: Feed, reader: Reader, skip: int, columns: list[str] | None):
+    `blocks` hands out rows, `passed` is told which of them were learnt (in order, each once; parts of a block are cut
+    with `cut`) and returns the cursor behind them. That cursor goes into the checkpoint beside the model, so both are
+    saved or neither is. To resume, the source is opened anew at a cursor. It then passes over what lies before and
+    raises a `SourceChangedError` if that is not what was learnt; where the past cannot be read again, as in a broker,
+    `Cursor.position` is the number to continue at, and `Cursor.digest` anything by which the source knows itself.
+    """
+
+    name: str  # for messages, and to open it again
+    notes: list[str]  # for the user
+    fingerprint: str | None  # a quick look at who it is; None for what cannot be read again
+    once: bool  # whether what it handed out is gone, so that it must be learnt or saved before the run ends
+
+    @property
+    def semicolons(self) -> bool:
+        """Whether semicolons separate fields, as where a comma is the decimal sign."""
+
+    def blocks(self) -> Iterator[Block]:
+        """Return the blocks that were not handed out yet, each as soon as it has a row."""
+
+    def passed(self, block: Block) -> Cursor:
+        """Take note that the rows of a block are learnt; return the place behind them."""
+
+    def close(self) -> None:
+        """Close it."""
+
+
+class Source:
+    """Rows of a file or a pipe, in order, once: a `RowSource`. Made by `open_source`."""
+
+    def __init__(self, feed: Feed, reader: Reader, skip: int, digest: str | None, columns: list[str] | None):
         self._feed, self._reader = feed, reader
         self.name: str = feed.name
         self.columns: list[str] = list(reader.columns)
         self.notes: list[str] = list(reader.notes)  # for the user
         self.fingerprint: str | None = feed.fingerprint()
-        self._blocks = self._read(skip, columns)
+        self.once = feed.pipe
+        self._begun = 0  # bytes that the fingerprint covers
+        self._plain = not isinstance(reader, Parquet) and not feed.packed
+        self._trail = Trail()
+        self._blocks = self._after(skip, digest, columns)
 
     def __enter__(self) -> "Source":
         return self
@@ -45,7 +89,7 @@ class Source:
         self._feed.close()
 
     def begins_like(self, fingerprint: str | None) -> bool:
-        """Whether this is the file that had the fingerprint, or one to which rows were added. False for a pipe."""
+        """Whether this may be the file that had the fingerprint, or one to which rows were added. False for a pipe."""
         if fingerprint is None or self.fingerprint is None:
             return False
         count, mark, _ = fingerprint.partition("-")
@@ -54,6 +98,73 @@ class Source:
     def blocks(self) -> Iterator[Block]:
         """Return the blocks that were not handed out yet; a pipe's come as soon as there is a row."""
         return self._blocks
+
+    def passed(self, block: Block) -> Cursor:
+        """Take note that the rows of a block are learnt; return the place behind them."""
+        if block.first != self._trail.row:
+            raise ValueError(f"row {block.first} was passed after row {self._trail.row} of {self.name}.")
+        self._pass(block)
+        if self._begun < BEGINNING and not self.once:  # what was not learnt yet may still be mended
+            self._begun = self._trail.position if self._plain else BEGINNING
+            self.fingerprint = self._feed.fingerprint(min(BEGINNING, self._begun))
+        return self._trail.cursor
+
+    def check(self) -> None:
+        """Pass over the rows to leave out now; raise an error if they are not those that were learnt."""
+        first = next(self._blocks, None)
+        self._blocks = chain([] if first is None else [first], self._blocks)
+
+    def _pass(self, block: Block) -> None:
+        content = block.content if block.content is not None else self._reader.content(block)
+        self._trail.add(content.text, block.rows)
+
+    def _after(self, skip: int, digest: str | None, columns: list[str] | None) -> Iterator[Block]:
+        """Pass over the first rows, which must have the digest; hand out the others."""
+        for block in self._whole(skip, columns):
+            end = block.first + block.rows
+            if block.first < skip:
+                self._pass(cut(block, block.first, skip))
+                if end < skip:
+                    continue
+                self._recognise(skip, digest)
+            for start in range(max(skip, block.first), end, ROWS):
+                yield cut(block, start, start + ROWS)
+        if self._trail.row < skip and digest is not None:
+            self._recognise(skip, digest)
+
+    def _recognise(self, skip: int, digest: str | None) -> None:
+        found = self._trail.cursor
+        if digest is not None and (found.row, found.digest) != (skip, digest):
+            short = found.row < skip
+            raise SourceChangedError(
+                f"{self.name} has changed: {skip:,} rows of it were learnt, "
+                f"{f'but now it has {found.row:,}' if short else 'but they are not its first rows now'}. Give the old "
+                "one back; or learn from it as it is now under another name, or in another run (`--run DIR`)."
+            )
+
+    def _whole(self, skip: int, columns: list[str] | None) -> Iterator[Block]:
+        """Blocks of whole lines; in a file, a last line that has no end comes alone."""
+        held: Block | None = None
+        blocks = self._read(skip, columns)
+        if self.once:
+            yield from blocks
+            return
+        try:
+            for block in blocks:
+                if held is not None:
+                    yield held
+                held = block
+        except TableError:
+            if held is not None:
+                yield held
+            raise
+        if held is None:
+            return
+        last = held.first + held.rows - (not self._reader.ended)
+        if last > held.first:
+            yield cut(held, held.first, last)
+        if not self._reader.ended:
+            yield cut(held, last, last + 1)._replace(unended=True)
 
     def _read(self, skip: int, columns: list[str] | None) -> Iterator[Block]:
         bad = text = 0  # malformed rows since the last sound one, and their characters
@@ -68,9 +179,7 @@ class Source:
                     f"so it is not read on. The last one: {block.malformed[-1].reason}. Look for a quote that is "
                     "opened and not closed, or for another file joined to this one."
                 )
-            end = block.first + block.rows
-            for start in range(max(skip, block.first), end, ROWS):
-                yield cut(block, start, start + ROWS)
+            yield block
 
 
 def _last_bad(block: Block) -> int:
@@ -80,15 +189,21 @@ def _last_bad(block: Block) -> int:
 
 
 def open_source(
-    path: str | os.PathLike[str], format: str | None = None, skip: int = 0, columns: list[str] | None = None
+    path: str | os.PathLike[str],
+    format: str | None = None,
+    skip: int = 0,
+    columns: list[str] | None = None,
+    digest: str | None = None,
 ) -> Source:
     """Open a table.
 
     Args:
         path: a file, plain or compressed with gzip or Zstandard; `-` is standard input.
         format: csv, tsv, jsonl or parquet. Determined by the file's ending if omitted; for a pipe, by its first bytes.
-        skip: rows to leave out at the beginning. Parquet leaves out whole row groups unread, text is not parsed.
+        skip: rows to leave out at the beginning. They are hashed, but not parsed.
         columns: the columns to read; all if omitted.
+        digest: what the cursor behind the rows left out said; if they have another one, reading or `check` raises a
+            `SourceChangedError`.
     """
     if format is not None and format not in FORMATS:
         raise TableError(f"the format {quoted(format)} is not known. Formats: {', '.join(FORMATS)}.")
@@ -99,7 +214,7 @@ def open_source(
             absent = [name for name in columns if name not in reader.columns]
             if absent:
                 raise TableError(f"{feed.name} has no column {quoted(absent[0])}. {named(reader.columns)}")
-        return Source(feed, reader, skip, columns)
+        return Source(feed, reader, skip, digest, columns)
     except BaseException:
         feed.close()
         raise

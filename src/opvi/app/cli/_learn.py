@@ -18,6 +18,11 @@ if TYPE_CHECKING:  # loading them takes a second, which `opvi --help` must not
     from opvi.app.report._server import Server
 
 EXIT = {"SIGINT": 130, "SIGTERM": 143}  # what a shell reports
+# Options that are settled when a run begins.
+SHAPING = (
+    *("task", "classes", "leave_out", "first_rows", "decimal", "thousands", "date_format", "na", "fold_case"),
+    *("positive", "hidden", "particles", "half_life", "memory_rows", "seed"),
+)
 DRIFTED = 3  # the exit status where the data changed
 
 
@@ -36,7 +41,7 @@ def add_learn(commands: Commands) -> None:
         help="CSV, TSV, JSON lines or Parquet, plain, .gz or .zst; - reads a pipe",
     )
     command.add_argument("--target", metavar="COL", help="the column to predict")
-    command.add_argument("--task", choices=("auto", "regression", "classification"), default="auto")
+    command.add_argument("--task", choices=("auto", "regression", "classification"))
     command.add_argument("--run", type=Path, metavar="DIR", help="folder of the run (default: SOURCE's name + .run)")
     command.add_argument("--resume", action="store_true", help="resume the run, or begin it if there is none")
     command.add_argument("--replayed", action="store_true", help="a pipe that starts again from its first row")
@@ -44,7 +49,7 @@ def add_learn(commands: Commands) -> None:
     command.add_argument("--classes", metavar="A,B,…", help="all labels, if some may come later than the first rows")
     command.add_argument("--leave-out", action="append", default=[], metavar="COL", help="a column not to learn from")
     command.add_argument(
-        "--first-rows", type=positive, default=1000, metavar="N", help="rows from which the types are chosen"
+        "--first-rows", type=positive, metavar="N", help="rows from which the types are chosen (default: 1000)"
     )
     command.add_argument(
         "--format", choices=("csv", "tsv", "jsonl", "parquet"), help="determined by the name if omitted"
@@ -58,10 +63,8 @@ def add_learn(commands: Commands) -> None:
         metavar="ROWS",
         help="older rows count half; determined from the data if omitted",
     )
-    command.add_argument(
-        "--memory-rows", type=between(0, 10**7), default=0, metavar="N", help="rows kept to learn from again"
-    )
-    command.add_argument("--seed", type=between(0, 2**32 - 1), default=0)
+    command.add_argument("--memory-rows", type=between(0, 10**7), metavar="N", help="rows kept to learn from again")
+    command.add_argument("--seed", type=between(0, 2**32 - 1), metavar="N", help="of random numbers (default: 0)")
     command.add_argument(
         "--save-every", type=above_zero, default=30.0, metavar="SECONDS", help="between checkpoints (default: 30)"
     )
@@ -161,18 +164,25 @@ def _asked(options: argparse.Namespace) -> "Asked":
     from opvi.app.learn import Settings
     from opvi.app.learn._starting import Asked
 
-    given = vars(options)
-    settings, asked = ({name: given[name] for name in kind._fields if name in given} for kind in (Settings, Asked))
-    settings["hidden"] = _widths(options.hidden)
+    found = {name: value for name, value in vars(options).items() if value is not None}
+    if "hidden" in found:
+        found["hidden"] = _widths(options.hidden)
+    given = {name: found[name] for name in SHAPING if found.get(name) not in (None, [], False, "auto")}
+    settings, asked = ({name: found[name] for name in kind._fields if name in found} for kind in (Settings, Asked))
     classes = [label.strip() for label in options.classes.split(",")] if options.classes else None
     na = tuple(options.na.split(",")) if options.na else ()
     reading = Reading(options.decimal, options.thousands, options.date_format, na, options.fold_case)
-    return Asked(**{**asked, "settings": Settings(**settings), "classes": classes, "reading": reading})
+    asked |= {
+        "source": options.source,
+        "settings": Settings(**settings),
+        "classes": classes,
+        "reading": reading,
+        "given": given,
+    }
+    return Asked(**asked)
 
 
-def _widths(text: str | None) -> tuple[int, ...] | None:
-    if text is None:
-        return None
+def _widths(text: str) -> tuple[int, ...]:
     try:
         return () if text == "none" else tuple(positive(width) for width in text.split(","))
     except (ValueError, argparse.ArgumentTypeError):
@@ -181,11 +191,9 @@ def _widths(text: str | None) -> tuple[int, ...] | None:
 
 def _end(learner: "Learner", folder: Path) -> None:
     """The result, and what can be done with it."""
-    from rich.console import Console
+    from opvi.app.cli._screen import Terminal, table
 
-    from opvi.app.cli._screen import table
-
-    console = Console(width=None if sys.stdout.isatty() else 120)
+    console = Terminal(width=None if sys.stdout.isatty() else 120)
     console.print(table(learner, None))
     if learner.rejected:
         console.print(f"Rejected rows, each with its reason: {folder / 'rejected.jsonl'}", markup=False)

@@ -1,7 +1,11 @@
-"""What `opvi learn` shows while it works: a live table on a terminal, a line now and then in a log."""
+"""What `opvi learn` shows while it works: a live table on a terminal, a line now and then in a log.
+
+A screen that was closed, or a log that cannot be written to, never ends learning: from then on nothing is shown.
+"""
 
 import sys
 import time
+from collections.abc import Callable
 from types import TracebackType
 from typing import TYPE_CHECKING, Self
 
@@ -18,17 +22,38 @@ DRAWN_EVERY = 0.25
 RATE_OVER = 10.0  # seconds behind the rows a second shown
 
 
+class Terminal(Console):
+    """A console that reports a reader who went away, and does not end the program."""
+
+    def on_broken_pipe(self) -> None:
+        """Say so."""
+        raise BrokenPipeError
+
+
 class Screen:
     """`with Screen(learner, messages) as screen: learner.learn(…, screen.show)`."""
 
     def __init__(self, learner: "Learner", messages: list[str]):
         self.learner, self.messages = learner, messages
-        self.console = Console(stderr=True, highlight=False)
+        self.console = Terminal(stderr=True, highlight=False)
         self.began = self.drawn = time.perf_counter()
         self.marks = [(self.began, learner.rows)]
         self.live: Live | None = None
+        self.closed = False  # nobody looks any more
 
     def __enter__(self) -> Self:
+        self._unless_closed(self._begin)
+        return self
+
+    def _unless_closed(self, draw: Callable[[], None]) -> None:
+        """Draw as long as there is somebody to see it."""
+        try:
+            if not self.closed:
+                draw()
+        except (OSError, ValueError):  # a broken pipe, a full disk, a file that was closed
+            self.closed = True
+
+    def _begin(self) -> None:
         for message in self.messages:
             self.console.print(message, markup=False, soft_wrap=True)
         if self.console.is_terminal:
@@ -45,7 +70,6 @@ class Screen:
             self.task = self.bar.add_task("learning", total=None)
             self.live = Live(self._picture(), console=self.console, refresh_per_second=4, transient=True)
             self.live.start()
-        return self
 
     def _picture(self) -> Group:
         return Group(table(self.learner, self._rate()), self.bar)
@@ -58,6 +82,9 @@ class Screen:
         self.drawn = now
         self.marks = [mark for mark in self.marks if now - mark[0] < RATE_OVER or mark is self.marks[-1]]
         self.marks.append((now, learner.rows))
+        self._unless_closed(lambda: self._draw(learner, share))
+
+    def _draw(self, learner: "Learner", share: float | None) -> None:
         if self.live:
             self.bar.update(self.task, total=1.0 if share is not None else None, completed=share or 0.0)
             self.live.update(self._picture())
@@ -72,7 +99,7 @@ class Screen:
 
     def __exit__(self, kind: type | None, error: BaseException | None, trace: TracebackType | None) -> None:
         if self.live:
-            self.live.stop()
+            self._unless_closed(self.live.stop)
 
 
 def figures_of(learner: "Learner", rate: float | None) -> list[tuple[str, str]]:

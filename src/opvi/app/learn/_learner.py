@@ -3,21 +3,20 @@
 import itertools
 import os
 import re
-import signal
 import time
-from collections.abc import Callable, Iterator
-from types import FrameType
+from collections.abc import Callable
 from typing import NamedTuple, Self
 
 import numpy as np
 
 from opvi.adapters._carried import carried, room_for
-from opvi.adapters._tables import Block, Json, Rejected, Schema, Source, cut
+from opvi.adapters._tables import Block, Json, Rejected, RowSource, Schema, cut
 from opvi.app.learn import _scores as scoring
 from opvi.app.learn._classes import met
 from opvi.app.learn._directory import METRICS, RunDirectory, RunError
 from opvi.app.learn._figures import Figures
 from opvi.app.learn._model import Settings, check_columns, described, describes, later, model
+from opvi.app.learn._stopping import Stop, Stopped, blocks_of
 from opvi.running import CheckpointError, Checkpoints, Engine, Fed
 from opvi.running._checkpoint import shaped
 from opvi.running._saving import SAVE_EVERY, Pace
@@ -34,31 +33,6 @@ OTHER = "other reasons"
 Show = Callable[["Learner", float | None], None]  # called with the learner and the share of the source read
 
 
-class Stopped(KeyboardInterrupt):
-    """A signal asked the run to end."""
-
-
-class Stop:
-    """A signal handler: the run ends at the next good moment, and at once while it waits for rows."""
-
-    def __init__(self) -> None:
-        self.asked: str | None = None
-        self.reading = False
-
-    def __call__(self, number: int, frame: FrameType | None) -> None:
-        """Take a signal."""
-        if self.asked:  # a second time: do not even save
-            raise KeyboardInterrupt
-        self.asked = signal.Signals(number).name
-        if self.reading:
-            raise Stopped(self.asked)
-
-    def check(self) -> None:
-        """Raise if a signal has come."""
-        if self.asked:
-            raise Stopped(self.asked)
-
-
 class Place(NamedTuple):
     """How far a source was read."""
 
@@ -66,6 +40,14 @@ class Place(NamedTuple):
     fingerprint: str | None
     format: str | None
     row: int  # the next to read
+    position: int = 0  # the rest of the cursor; an older opvi had none
+    digest: str | None = None
+    unended: bool = False  # whether the last row had no end of a line, and may have been learnt before it was whole
+
+    def after(self, source: RowSource, block: Block) -> "Place":
+        """Return the place behind a block that was learnt."""
+        cursor = source.passed(block)
+        return Place(self.name, source.fingerprint, self.format, *cursor, block.unended)
 
 
 class Learner:
@@ -188,37 +170,43 @@ class Learner:
 
     # --- learning -----------------------------------------------------------------------------
 
-    def learn(self, source: Source, first: list[Block], stop: Stop, show: Show = lambda *_: None) -> None:
+    def learn(self, source: RowSource, first: list[Block], stop: Stop, show: Show = lambda *_: None) -> None:
         """Learn all rows of a source, then write a last checkpoint.
 
         Args:
-            source: opened where the last place ends.
+            source: opened where the last of the places is.
             first: blocks that were read already.
             stop: asked between batches.
             show: called after every few batches.
         """
-        self.finished = False
+        done, self.finished = self.finished, False
         self._lines, self._size = self.run.open_rejected(self._size)
         rows, share = min(ROWS, FEW_ROWS), 0.0
         try:
             for block in itertools.chain(first, blocks_of(source, stop)):
+                done = False
                 check_columns(self.schema, block, source.name)
+                if block.unended:  # if its line goes on later, this is where to return to
+                    self.save()
                 start, end = block.first, block.first + block.rows
                 while start < end:
                     began = time.perf_counter()
-                    self.take(cut(block, start, start + rows))
+                    part = cut(block, start, start + rows)
+                    self.take(part)
+                    self.places[-1] = self.places[-1].after(source, part)
                     start = min(end, start + rows)
                     show(self, _between(share, block.share, 1 - (end - start) / block.rows))
                     took = time.perf_counter() - began
                     rows = min(ROWS, 2 * rows) if took < QUICK else max(BATCH, rows // 2) if took > SLOW else rows
-                    if block.share is not None or start >= end:  # what a pipe gave is learnt: it cannot be read again
+                    if not source.once or start >= end:  # what a pipe gave is learnt: it cannot be read again
                         stop.check()
                     if self.pace.due():
                         self.save()
                 share = block.share or 0.0
             self.count(self.engine.feed((self.waiting[0][:0], self.waiting[1][:0]), last=True))
             self.finished = True
-            self.save()
+            if not done:  # otherwise there was nothing new
+                self.save()
         except (Exception, Stopped):  # not a second Ctrl-C, which may come at any moment
             self.save()
             raise
@@ -228,8 +216,8 @@ class Learner:
 
     def take(self, block: Block) -> None:
         """Learn the rows of a block and set the bad ones aside; or raise an error, and nothing has changed."""
-        place, (schema, encoded) = self.places[-1], met(self.schema, block)
-        written = self._set_aside(encoded.rejected, place.name)
+        schema, encoded = met(self.schema, block)
+        written = self._set_aside(encoded.rejected, self.places[-1].name)
         if encoded.y is not None:
             self._feed(encoded.x, encoded.y)
         self.schema = schema
@@ -240,7 +228,6 @@ class Learner:
         self._size += written
         self.rejected += len(encoded.rejected)
         self.filled += encoded.filled
-        self.places[-1] = place._replace(row=block.first + block.rows)
 
     def _feed(self, x: np.ndarray, y: np.ndarray) -> None:
         """Learn rows; those beyond full batches wait for more. Before a batch with too many classes the model grows."""
@@ -342,18 +329,3 @@ def _kind(reason: str) -> str:
     """The reason without the value, so that like ones are counted together; the column's name stays."""
     column, mark, rest = reason.partition("': ")
     return column + mark + VALUE.sub("…", rest) if mark else VALUE.sub("…", reason)
-
-
-def blocks_of(source: Source, stop: Stop) -> Iterator[Block]:
-    """Yield the blocks; while the next one is awaited, a signal ends the wait."""
-    blocks = source.blocks()
-    while True:
-        stop.reading = True
-        stop.check()
-        try:
-            block = next(blocks, None)
-        finally:
-            stop.reading = False
-        if block is None:
-            return
-        yield block

@@ -4,13 +4,24 @@ import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
-from opvi.adapters._tables import FIRST_ROWS, Block, Json, Reading, Schema, Source, infer_schema, open_source
+from opvi.adapters._tables import (
+    FIRST_ROWS,
+    Block,
+    Json,
+    Reading,
+    Schema,
+    Source,
+    SourceChangedError,
+    infer_schema,
+    open_source,
+)
 from opvi.app.learn._directory import RunDirectory, RunError
-from opvi.app.learn._learner import Learner, Place, Stop, blocks_of
+from opvi.app.learn._learner import Learner, Place
 from opvi.app.learn._model import Settings, about_model
 from opvi.app.learn._report import versions
+from opvi.app.learn._stopping import Stop, blocks_of
 from opvi.running import Checkpoints
 from opvi.running._saving import SAVE_EVERY
 
@@ -34,6 +45,7 @@ class Asked(NamedTuple):
     resume: bool = False
     replayed: bool = False  # a pipe that starts again from its first row
     strict: bool = False
+    given: Json = {}  # noqa: RUF012 (never written to): options that shape the run, those that were given
     save_every: float = SAVE_EVERY
 
 
@@ -60,7 +72,7 @@ def ready(run: RunDirectory, kept: Checkpoints, asked: Asked, stop: Stop) -> Rea
     if run.exists and kept.begun and not asked.resume:
         raise RunError(f"{run.path} holds a run already. Resume it: `--resume`. Or choose another folder: `--run DIR`.")
     if run.exists and asked.resume:
-        return _resumed(run, kept, asked)
+        return _resumed(run, kept, asked, stop)
     if kept.begun:
         raise RunError(
             f"{run.path} holds checkpoints, but no run.json that says what they are about. Bring it back, or choose "
@@ -93,6 +105,7 @@ def _begun(run: RunDirectory, kept: Checkpoints, asked: Asked, stop: Stop) -> Re
                 "source": source.name,
                 "schema": schema.to_json(),
                 "settings": asked.settings._asdict(),
+                "asked": asked.given,
                 "versions": versions(),
                 "command": sys.argv,
             }
@@ -105,13 +118,14 @@ def _begun(run: RunDirectory, kept: Checkpoints, asked: Asked, stop: Stop) -> Re
     return Ready(learner, source, first, [*again, *source.notes, *schema.notes])
 
 
-def _resumed(run: RunDirectory, kept: Checkpoints, asked: Asked) -> Ready:
+def _resumed(run: RunDirectory, kept: Checkpoints, asked: Asked, stop: Stop) -> Ready:
     about = run.about()
     schema, settings = about_model(run, about)
     if asked.target not in (None, schema.target):
         raise RunError(
             f"`--target` is {asked.target!r}, but the run in {run.path} learns to predict {schema.target!r}."
         )
+    _refuse_changes(run, about, schema, settings, asked.given)
     learner = _learner(run, kept, schema, settings, asked)
     found = kept.newest()
     messages = [f"{message} Passed over." for message in kept.damaged]
@@ -119,11 +133,35 @@ def _resumed(run: RunDirectory, kept: Checkpoints, asked: Asked) -> Ready:
         learner.restore(found)
     elif kept.damaged:
         messages.append("No checkpoint is whole: beginning again from the first row.")
-    source, told = _source(learner, asked, about)
+    try:
+        source, told = _source(learner, asked, about, stop)
+    except SourceChangedError:
+        before = kept.newest(below=learner.saves) if learner.places[-1].unended else None
+        if before is None:
+            raise
+        learner = _learner(run, kept, schema, settings, asked).restore(before)
+        messages.append("The last line was not whole when it was learnt: it is taken back, and read anew.")
+        source, told = _source(learner, asked, about, stop)
     return Ready(learner, source, [], [*messages, told])
 
 
-def _source(learner: Learner, asked: Asked, about: Json) -> tuple[Source, str]:
+def _refuse_changes(run: RunDirectory, about: Json, schema: Schema, settings: Settings, given: Json) -> None:
+    """Refuse options other than those that the run began with: they would be ignored."""
+    began = {**settings._asdict(), "task": schema.task, "positive": schema.positive, **about.get("asked", {})}
+    for name, value in given.items():
+        if (name in began or "asked" in about) and _plain(began.get(name)) != _plain(value):
+            without = began.get(name) is None
+            raise RunError(
+                f"`--{name.replace('_', '-')}` is {value}, but the run in {run.path} began "
+                f"{'without it' if without else f'with {began[name]}'}. Leave it out, or begin a new run: `--run DIR`."
+            )
+
+
+def _plain(value: Any) -> Any:
+    return list(value) if isinstance(value, tuple) else value
+
+
+def _source(learner: Learner, asked: Asked, about: Json, stop: Stop) -> tuple[Source, str]:
     """The source at the row where learning resumes."""
     last = learner.places[-1] if learner.places else None
     path = asked.source or (last.name if last else about.get("source"))
@@ -141,20 +179,31 @@ def _source(learner: Learner, asked: Asked, about: Json) -> tuple[Source, str]:
         return source, f"Resuming after {learner.rows:,} rows.{more if path == PIPE and last else ''}"
     if path == PIPE:
         learner.places.append(last._replace(name="standard input", fingerprint=None))
-        return open_source(path, format, skip=last.row), f"Resuming after row {last.row:,} of the pipe."
-    source = open_source(path, format)
-    known = next((place for place in reversed(learner.places) if source.begins_like(place.fingerprint)), None)
-    if known is not None:
-        source.close()
-        if known is not last:
-            learner.places.append(known)
-        return open_source(path, format, skip=known.row), f"Resuming {path} after row {known.row:,}."
-    if asked.source is None or Path(path).absolute() == Path(last.name).absolute():
-        source.close()
-        raise RunError(
+        source = open_source(path, format, skip=last.row, digest=last.digest)
+        return source, f"Resuming after row {last.row:,} of the pipe."
+    with open_source(path, format) as source:
+        alike = [place for place in dict.fromkeys(reversed(learner.places)) if source.begins_like(place.fingerprint)]
+    changed: SourceChangedError | None = None
+    for known in alike:
+        source = open_source(path, format, skip=known.row, digest=known.digest)
+        try:
+            with stop.waiting():
+                source.check()
+        except BaseException as error:
+            source.close()
+            if not isinstance(error, SourceChangedError):
+                raise
+            changed = changed or error
+        else:
+            if known is not last:
+                learner.places.append(known)
+            return source, f"Resuming {path} after row {known.row:,}."
+    if Path(path).absolute() in {Path(place.name).absolute() for place in learner.places}:
+        raise changed or SourceChangedError(
             f"{path} begins differently now from the file that this run learnt from. Give the old file back, or learn "
             "from the new one under another name."
         )
+    source = open_source(path, format)
     learner.places.append(Place(source.name, source.fingerprint, asked.format, 0))
     return source, f"Resuming after {learner.rows:,} rows, with {path} from its first row."
 
