@@ -53,6 +53,25 @@ def named():
     return target, state
 
 
+def test_axes_have_the_names_of_their_plates():
+    def model(group, y):
+        with numpyro.plate("groups", 3):
+            level = numpyro.sample("level", dist.Normal(0, 1))
+            numpyro.sample("pair", dist.Normal(0, 1).expand([2]).to_event(1))
+        numpyro.deterministic("twice", 2 * level)
+        with numpyro.plate("rows", len(y)):
+            numpyro.sample("y", dist.Normal(level[group], 1.0), obs=y)
+
+    rows = np.arange(40) % 3, Y
+    sampler = opvi.svgd(opvi.from_numpyro(model, rows), step=0.01)
+    state = sampler.init(jax.random.key(0), 5)
+    made = to_arviz(state, sampler, coords={"groups": ["a", "b", "c"]}, dims={"twice": ["groups"]})["posterior"]
+    assert made["level"].dims == ("chain", "draw", "groups")
+    assert made["pair"].dims == ("chain", "draw", "groups", "pair_dim_1")
+    assert made["twice"].dims == ("chain", "draw", "groups")
+    assert list(made["groups"].values) == ["a", "b", "c"]
+
+
 def variables(tree, group):
     return {name: tuple(value.shape) for name, value in tree[group].data_vars.items()}
 

@@ -193,11 +193,44 @@ def one_mean(group, y):
         numpyro.sample("y", dist.Normal(mean, 2.0), obs=y)
 
 
+def rates(X, y):
+    w = weights()
+    with numpyro.plate("rows", len(X)):
+        numpyro.sample("y", dist.Poisson(jnp.exp(X @ w)), obs=y)
+
+
+def counts(X, y):
+    w = weights()
+    c = numpyro.sample("c", dist.Exponential(1.0))
+    with numpyro.plate("rows", len(X)):
+        numpyro.sample("y", dist.NegativeBinomial2(jnp.exp(X @ w), c), obs=y)
+
+
+def tails(X, y):
+    w = weights()
+    scale = numpyro.sample("scale", dist.HalfNormal(1.0))
+    with numpyro.plate("rows", len(X)):
+        numpyro.sample("y", dist.StudentT(4.0, X @ w, scale), obs=y)
+
+
+def grades(X, y):
+    w = weights()
+    cuts = numpyro.sample("cuts", dist.TransformedDistribution(dist.Normal(0, 1).expand([3]), ORDERED))
+    with numpyro.plate("rows", len(X)):
+        numpyro.sample("y", dist.OrderedLogistic(X @ w, cuts), obs=y)
+
+
+ORDERED = dist.transforms.OrderedTransform()
+COUNT = np.arange(len(Y)) % 4
 HEADS = {
     "Normal": (regression, (X, Y), X),
     "Normal in a subsample": (one_mean, (GROUP, Y), GROUP),
     "Bernoulli": (logistic, (X, (Y > 0).astype(int)), X),
     "Categorical": (classes, ((X, GROUP), GROUP % 3), (X, GROUP)),  # an index among the inputs
+    "Categorical in order": (grades, (X, COUNT), X),
+    "Poisson": (rates, (X, COUNT), X),
+    "NegativeBinomial": (counts, (X, COUNT), X),
+    "StudentT": (tails, (X, Y), X),
 }
 
 

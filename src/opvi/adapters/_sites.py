@@ -6,9 +6,10 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax.extend.core import Literal
 
-from opvi.predictive import Bernoulli, Categorical, Distribution, Normal
+from opvi.predictive import Bernoulli, Categorical, Distribution, NegativeBinomial, Normal, Poisson, StudentT
 from opvi.running._rows import row_count
 from opvi.types import Array, Data, Key, Params
 
@@ -281,6 +282,18 @@ def sources(function: Callable[[Data], dict[str, Array]], data: Data) -> dict[st
     return out
 
 
+def named_axes(layout: _Layout) -> tuple[str, ...]:
+    """Return a name for every axis of a site's value: its plate's, or the site's own with a number."""
+    site, shape = layout.site, layout.shape
+    names = [f"{site['name']}_dim_{i}" for i in range(len(shape))]
+    batch = len(shape) - (len(site["fn"].event_shape) if site["type"] == "sample" else 0)
+    for frame in site["cond_indep_stack"]:
+        axis = batch + frame.dim
+        if 0 <= axis < batch and shape[axis] == frame.size:
+            names[axis] = frame.name
+    return tuple(names)
+
+
 # --- heads --------------------------------------------------------------------------------------
 
 
@@ -298,7 +311,28 @@ def head(site: Site, ratio: dict[str, float]) -> Distribution | None:
         return Bernoulli(jnp.broadcast_to(base.logits, rows))
     if type(base) in (dist.CategoricalLogits, dist.CategoricalProbs):
         return Categorical(jnp.broadcast_to(base.logits, (*rows, base.logits.shape[-1])))
-    return None
+    if type(base) is dist.OrderedLogistic:
+        log_p = jnp.log(base.probs)
+        return Categorical(jnp.broadcast_to(log_p, (*rows, log_p.shape[-1])))
+    if type(base) is dist.Poisson:
+        return Poisson(jnp.broadcast_to(jnp.log(base.rate), rows))
+    return _negative_binomial(base, rows) or _student_t(base, rows)
+
+
+def _negative_binomial(base: Any, rows: tuple[int, ...]) -> NegativeBinomial | None:
+    """Return a Gamma–Poisson distribution, which is what NumPyro's negative binomials are."""
+    if not isinstance(base, dist.GammaPoisson):
+        return None
+    concentration, rate = jnp.broadcast_to(base.concentration, rows), jnp.broadcast_to(base.rate, rows)
+    return NegativeBinomial(jnp.log(concentration / rate), concentration)
+
+
+def _student_t(base: Any, rows: tuple[int, ...]) -> StudentT | None:
+    """Return Student's t where its degrees of freedom are given and leave it a variance."""
+    if type(base) is not dist.StudentT or isinstance(base.df, jax.core.Tracer) or not (np.asarray(base.df) > 2).all():
+        return None
+    mean, scale, dof = (jnp.broadcast_to(leaf, rows) for leaf in (base.loc, base.scale, base.df))
+    return StudentT(mean, scale**2 * dof / (dof - 2), dof, jnp.zeros_like(mean))
 
 
 # --- log densities ------------------------------------------------------------------------------

@@ -56,7 +56,8 @@ def to_arviz(
         constant_data: name -> array, kept as they are next to the data's inputs.
         draws: how many; by default the particles, or 1,000 where they hold covariances.
         coords: name of a dimension -> its labels, as ArviZ takes them.
-        dims: name of a variable -> the names of its dimensions, after chain and draw; rows are `row` by themselves.
+        dims: name of a variable -> the names of its dimensions, after chain and draw; rows are `row` by
+            themselves, and axes of NumPyro sites have the names of their plates.
         key: of the draws; a JAX key or an integer seed.
     """
     sampler = None if isinstance(model, Target) else model
@@ -82,7 +83,9 @@ def to_arviz(
         groups |= _about_rows(state, particles, target, sampler, data, as_key(key))
     if constant_data is not None:
         groups["constant_data"] = {**groups.get("constant_data", {}), **constant_data}
-    return _container(groups, about, coords, dims)
+    program = getattr(target, "program", None)  # of a NumPyro model
+    plates = {} if program is None else dict(zip(program.names, program.axes, strict=True))
+    return _container(groups, about, coords, plates | dict(dims or {}))
 
 
 def _drawn(state: State, sampler: Sampler | None, draws: int | None, key: Key) -> tuple[Particles, str]:

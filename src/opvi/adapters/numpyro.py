@@ -78,8 +78,9 @@ def from_numpyro(model: Model, example: Data) -> NumPyroTarget:
     `numpyro.plate("rows", len(y))`. A plate that would draw a subsample takes the batch's rows instead, and each
     counts once.
 
-    Where batches are pairs and the only observed site is Normal, Bernoulli or Categorical with parameters that do not
-    depend on the second part, the target can predict: `opvi.predict(target, particles, X)`.
+    Where batches are pairs and the only observed site is Normal, Student-t with given degrees of freedom, Poisson,
+    negative binomial, Bernoulli, Categorical or OrderedLogistic with parameters that do not depend on the second part,
+    the target can predict: `opvi.predict(target, particles, X)`.
 
     Args:
         model: with global latent sites only, all continuous. Sites outside the data plate (`numpyro.factor` too)
@@ -127,6 +128,7 @@ def _examined(model: Model, example: Data) -> "_Program":
         tuple(name for name in sites if name in latent or name in known),
         tuple(name for name in inside if not is_factor(sites[name])),
         len(inside) == 1 and not is_factor(sites[inside[0]]),
+        tuple(_sites.named_axes(few[name]) for name in sites if name in latent or name in known),
     )
     program.check()
     return program
@@ -143,6 +145,7 @@ class _Program:
     names: tuple[str, ...]  # sites that do not follow the rows, in the model's order
     observed: tuple[str, ...]
     alone: bool  # whether the observed site is the only one inside the plates
+    axes: tuple[tuple[str, ...], ...]  # names of the axes of those that do not follow the rows
 
     @cached_property
     def example(self) -> Data:

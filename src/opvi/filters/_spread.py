@@ -4,7 +4,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from opvi.predictive import Bernoulli, Categorical, Distribution, Normal, Predictive, StudentT
+from opvi.predictive import Categorical, Distribution, Normal, Predictive, StudentT
 from opvi.types import Array
 
 NODES = 16  # of the quadrature over a logit
@@ -21,12 +21,13 @@ def spread_out(dist: Distribution, covariance: Array) -> Predictive:
     if isinstance(dist, Normal):
         spread = jnp.maximum(covariance[..., 0, 0], 0)
         return Predictive(StudentT(dist.mean, dist.variance + spread, jnp.full_like(spread, jnp.inf), spread))
-    if isinstance(dist, Bernoulli):
+    if not isinstance(dist, Categorical):  # one output, which comes first
         nodes, weights = np.polynomial.hermite_e.hermegauss(NODES)
         sd = jnp.sqrt(jnp.maximum(covariance[..., 0, 0], 0))
-        logit = dist.logit[:, None] + sd[:, None] * jnp.asarray(nodes, sd.dtype)[None, :, None]  # [n, nodes, B]
+        output = dist[0][:, None] + sd[:, None] * jnp.asarray(nodes, sd.dtype)[None, :, None]  # [n, nodes, B]
         log_weights = jnp.asarray(np.log(weights / weights.sum()) - np.log(len(sd)), sd.dtype)
-        return Predictive(Bernoulli(logit.reshape(-1, logit.shape[-1])), jnp.tile(log_weights, len(sd)))
+        others = [jnp.repeat(leaf, NODES, 0) for leaf in dist[1:]]
+        return Predictive(type(dist)(output.reshape(-1, output.shape[-1]), *others), jnp.tile(log_weights, len(sd)))
     values, V = jnp.linalg.eigh((covariance + covariance.mT) / 2)
     root = V * jnp.sqrt(jnp.maximum(values, 0))[..., None, :]
     half = jax.random.normal(jax.random.key(0), (DRAWS // 2, root.shape[-1]), root.dtype)

@@ -12,6 +12,7 @@ import jax.numpy as jnp
 from jax.scipy.special import betainc, gammaln
 from jax.scipy.stats import norm
 
+from opvi.predictive._counts import NegativeBinomial, Poisson
 from opvi.types import Array, Key
 
 
@@ -66,6 +67,13 @@ class StudentT(NamedTuple):
         tails = constant - (nu + 1) / 2 * jnp.log1p(z**2 / nu)
         normal = -0.5 * z**2 - 0.5 * math.log(2 * math.pi)
         return jnp.where(jnp.isinf(self.dof), normal, tails) - jnp.log(scale)
+
+    def curvature(self, y: Array) -> tuple[Array, Array]:
+        """Return the gradient `[B, 1]` of the log density in the mean, and a root `[B, 1, 1]` of its mean curvature."""
+        z, scale, nu = self._standard(y)
+        known = jnp.isinf(self.dof)
+        gradient = jnp.where(known, z, (nu + 1) * z / (nu + z**2)) / scale
+        return gradient[:, None], (jnp.sqrt(jnp.where(known, 1, (nu + 1) / (nu + 3))) / scale)[:, None, None]
 
     def cdf(self, y: Array) -> Array:
         """Return P(Y ≤ y), row by row."""
@@ -156,5 +164,6 @@ class Categorical(NamedTuple):
         return jax.random.categorical(key, self.logits)
 
 
-Distribution = Normal | Bernoulli | Categorical  # what a head makes of a network's outputs
-Continuous = Normal | StudentT
+Distribution = Normal | StudentT | Poisson | NegativeBinomial | Bernoulli | Categorical  # what a head makes of outputs
+Numeric = Normal | StudentT | Poisson | NegativeBinomial
+Classes = Bernoulli | Categorical

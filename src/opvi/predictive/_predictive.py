@@ -9,7 +9,8 @@ import jax.numpy as jnp
 import numpy as np
 from jax.scipy.special import logsumexp
 
-from opvi.predictive._distributions import Bernoulli, Categorical, Continuous, Distribution, Normal, StudentT
+from opvi.predictive._counts import NegativeBinomial, Poisson
+from opvi.predictive._distributions import Bernoulli, Categorical, Classes, Distribution, Numeric, StudentT
 from opvi.types import Array, ArrayLike, Key, Params, Particles, Scalar, Tree
 
 QUANTILE_STEPS = 60  # halvings of the bracket; more than a float's digits
@@ -29,22 +30,21 @@ class Uncertainty(NamedTuple):
 class Predictive(NamedTuple):
     """The posterior predictive distribution at new inputs: a mixture over particles."""
 
-    components: Distribution | StudentT  # leaves [n, B] or [n, B, C]
+    components: Distribution  # leaves [n, B] or [n, B, C]
     log_weights: Array | None = None  # [n] or [n, B], normalised over n; None: all weigh the same
     temperature: Scalar | None = None  # of class probabilities, applied to the mixture: p^(1/T), normalised
 
-    def _continuous(self, what: str) -> Continuous:
-        if isinstance(self.components, Normal | StudentT):
+    def _numeric(self, what: str) -> Numeric:
+        if not isinstance(self.components, Classes):
             return self.components
         name = type(self.components).__name__
         raise TypeError(f"{what} is not defined for a {name} head. Use `probabilities()` for classes.")
 
-    def _discrete(self) -> Bernoulli | Categorical:
-        if isinstance(self.components, Normal | StudentT):
-            raise TypeError(
-                "class probabilities are not defined for a Normal head. Use `mean()`, `sd()`, `quantile()`."
-            )
-        return self.components
+    def _discrete(self) -> Classes:
+        if isinstance(self.components, Classes):
+            return self.components
+        name = type(self.components).__name__
+        raise TypeError(f"class probabilities are not defined for a {name} head. Use `mean()`, `sd()`, `quantile()`.")
 
     def log_mixture_weights(self) -> Array:
         """Return the normalised log weights of the components: `[n, 1]` or `[n, B]`."""
@@ -68,7 +68,7 @@ class Predictive(NamedTuple):
 
     def mean(self) -> Array:
         """Return the predictive mean; for a Bernoulli head, the probability of 1."""
-        if isinstance(self.components, Normal | StudentT):
+        if not isinstance(self.components, Classes):
             return self._average(self.components.mean)
         if isinstance(self.components, Bernoulli):
             return self.probabilities()[:, 1]
@@ -76,13 +76,13 @@ class Predictive(NamedTuple):
 
     def sd(self) -> Array:
         """Return the predictive standard deviation: parameters and noise."""
-        self._continuous("a standard deviation")
+        self._numeric("a standard deviation")
         parts = self.uncertainty()
         return jnp.sqrt(parts.epistemic + parts.aleatoric)
 
     def uncertainty(self) -> Uncertainty:
         """Return the epistemic and aleatoric parts, row by row."""
-        if isinstance(self.components, Normal | StudentT):
+        if not isinstance(self.components, Classes):
             c = self.components
             spread = self._average(c.spread) if isinstance(c, StudentT) else jnp.zeros((), c.mean.dtype)
             between = self._average((c.mean - self.mean()[None]) ** 2)
@@ -100,12 +100,12 @@ class Predictive(NamedTuple):
         return logsumexp(values + self.log_mixture_weights(), axis=0)
 
     def cdf(self, y: Array) -> Array:
-        """Return P(Y ≤ y), row by row; uniform over rows if the model is calibrated."""
-        return self._average(self._continuous("a distribution function").cdf(jnp.asarray(y)[None]))
+        """Return P(Y ≤ y), row by row; of numbers that are no counts, uniform over rows if the model is calibrated."""
+        return self._average(self._numeric("a distribution function").cdf(jnp.asarray(y)[None]))
 
     def quantile(self, q: ArrayLike) -> Array:
         """Return quantiles of the mixture (not of its Gaussian approximation): shape `[B]`, or `[len(q), B]`."""
-        mean = self._continuous("a quantile").mean
+        mean = self._numeric("a quantile").mean
         known = np.asarray(q)  # not a JAX array: the check works inside a compiled function as well
         if not ((known > 0) & (known < 1)).all():
             raise ValueError(f"`q` is {q}, but a quantile's level must lie strictly between 0 and 1.")
@@ -122,7 +122,8 @@ class Predictive(NamedTuple):
             return jnp.where(below, middle, low), jnp.where(below, high, middle)
 
         low, high = jax.lax.fori_loop(0, QUANTILE_STEPS, halve, bracket)
-        return ((low + high) / 2).reshape(*q.shape, -1)
+        found = ((low + high) / 2).reshape(*q.shape, -1)
+        return jnp.round(found) if isinstance(self.components, Poisson | NegativeBinomial) else found
 
     def interval(self, coverage: float = 0.9) -> tuple[Array, Array]:
         """Return the central interval that holds y with probability `coverage`."""

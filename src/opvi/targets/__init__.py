@@ -5,6 +5,9 @@ from opvi.targets._heads import Head as Head
 from opvi.targets._heads import bernoulli as bernoulli
 from opvi.targets._heads import categorical as categorical
 from opvi.targets._heads import gaussian as gaussian
+from opvi.targets._heads import negative_binomial as negative_binomial
+from opvi.targets._heads import poisson as poisson
+from opvi.targets._heads import student_t as student_t
 from opvi.targets._mixture import gaussian_mixture as gaussian_mixture
 from opvi.targets._mixture import sample_mixture as sample_mixture
 from opvi.targets._mlp import MLP as MLP

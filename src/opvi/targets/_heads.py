@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import jax
 import jax.numpy as jnp
 
-from opvi.predictive import Bernoulli, Categorical, Distribution, Normal
+from opvi.predictive import Bernoulli, Categorical, Distribution, NegativeBinomial, Normal, Poisson, StudentT
 from opvi.types import Array, Key
 
 
@@ -54,6 +54,32 @@ def categorical() -> Head:
     return Head(_categorical)
 
 
+def student_t(noise: float | Gamma = 1.0, dof: float = 5.0) -> Head:
+    """A head for numbers with outliers: y = output + noise. `noise` is its variance, or a Gamma prior on 1/variance."""
+    if not dof > 2:
+        raise ValueError(f"`dof` is {dof!r}, but a variance needs more than 2 degrees of freedom.")
+    given = None if isinstance(noise, Gamma) else float(noise)
+    return Head(_StudentT(_Gaussian(given), float(dof)), gaussian(noise).noise_prior)
+
+
+def poisson() -> Head:
+    """A head for counts whose variance is their mean: the output is the logarithm of the rate."""
+    return Head(_poisson)
+
+
+def negative_binomial(concentration: float | Gamma | None = None) -> Head:
+    """A head for counts that vary more: the output is the logarithm of the mean m, the variance is m + m²/c.
+
+    `concentration` is c, or a Gamma prior on it, to infer; Gamma(1, 0.1) if omitted.
+    """
+    concentration = Gamma() if concentration is None else concentration
+    if isinstance(concentration, Gamma):
+        return Head(_NegativeBinomial(None), concentration)
+    if not concentration > 0:
+        raise ValueError(f"`concentration` is {concentration!r}, but must be greater than 0.")
+    return Head(_NegativeBinomial(float(concentration)))
+
+
 @dataclass(frozen=True)
 class _Gaussian:
     noise: float | None  # the variance; None: inferred
@@ -62,6 +88,32 @@ class _Gaussian:
         mean = _one_output(outputs, "gaussian")
         variance = jnp.asarray(self.noise, mean.dtype) if log_precision is None else jnp.exp(-log_precision)
         return Normal(mean, jnp.broadcast_to(variance, mean.shape))
+
+
+@dataclass(frozen=True)
+class _StudentT:
+    plain: _Gaussian
+    dof: float
+
+    def __call__(self, outputs: Array, log_precision: Array | None) -> StudentT:
+        mean, variance = self.plain(outputs, log_precision)
+        return StudentT(mean, variance, jnp.full_like(mean, self.dof), jnp.zeros_like(mean))
+
+
+def _poisson(outputs: Array, _: Array | None) -> Poisson:
+    return Poisson(_one_output(outputs, "poisson"))
+
+
+@dataclass(frozen=True)
+class _NegativeBinomial:
+    concentration: float | None  # None: inferred
+
+    def __call__(self, outputs: Array, log_concentration: Array | None) -> NegativeBinomial:
+        log_mean = _one_output(outputs, "negative binomial")
+        own = (
+            jnp.asarray(self.concentration, log_mean.dtype) if log_concentration is None else jnp.exp(log_concentration)
+        )
+        return NegativeBinomial(log_mean, jnp.broadcast_to(own, log_mean.shape))
 
 
 def _bernoulli(outputs: Array, _: Array | None) -> Bernoulli:

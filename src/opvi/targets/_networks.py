@@ -87,7 +87,8 @@ def network(
     Args:
         apply: `apply(params, X)` gives the outputs of a batch: `[B]`, `[B, 1]` or `[B, classes]`.
         init: draws one set of parameters from a key.
-        head: `opvi.gaussian(...)`, `opvi.bernoulli()` or `opvi.categorical()`.
+        head: `opvi.gaussian(...)`, `opvi.bernoulli()`, `opvi.categorical()`, or of `opvi.targets` `student_t(...)`,
+            `poisson()` or `negative_binomial(...)`.
         prior_variance: $\lambda^{-1}$; a Gamma prior on $\lambda$ to infer it; or a pytree of numbers, one for each
             part of the parameters.
     """

@@ -122,8 +122,8 @@ def target(
         log_prior: $\log p_0(\theta)$, up to a constant.
         log_likelihood: $\log p(r \mid \theta)$ for every row of a batch: shape `[B]`, not their sum.
         init: draws one starting particle from a key. Drawing from the prior is a good choice.
-        predict: what the model says about y at inputs x, as `opvi.Normal`, `opvi.Bernoulli` or
-            `opvi.Categorical`. Needed only for predictions.
+        predict: what the model says about y at inputs x, as `opvi.Normal`, `opvi.Bernoulli`, `opvi.Categorical` or
+            another distribution of `opvi.predictive`. Needed only for predictions.
     """
     made = Target(log_prior, log_likelihood, init, predict)
     made.layout  # noqa: B018  # refuse at once what `init` must not return

@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 
 from opvi._steps import compiled, mean_over
-from opvi.predictive import Normal, Predictive
+from opvi.predictive import Classes, Normal, Predictive
 from opvi.predictive import predict as predict_with
 from opvi.targets import Target, cast, check_batch
 from opvi.tracking import _calibration as calibration
@@ -59,6 +59,8 @@ class Calibrated(Wrapper):
         if isinstance(plain.components, Normal):
             errors = state.own.errors
             return Predictive(calibration.predictive(errors, _combined(errors, plain.components.mean)))
+        if not isinstance(plain.components, Classes):
+            return plain
         return plain._replace(temperature=temperature.temperature(state.own.exponents))
 
 
@@ -66,7 +68,8 @@ def calibrated(sampler: Sampler, target: Target, *, particles: int | None = 20, 
     r"""The sampler, which predicts each batch, learns from its errors, and only then from the batch.
 
     Regression: the particles' means are combined by weights on the simplex, and noise, the particles' spread and
-    the tails are weighed by their discounted log scores. Classes: a temperature. No row is held out.
+    the tails are weighed by their discounted log scores. Classes: a temperature. Other heads: nothing. No row is held
+    out.
 
     Args:
         sampler: any sampler of the target, wrapped or not.
@@ -102,6 +105,8 @@ def _learn(sampler: Calibrated, state: Wrapped, batch: Batch) -> tuple[Known, Pr
         errors = calibration.learn(known.errors, one, scores, means, _nothing(means), y, batch.weight)
         log_density = calibration.log_predictive(known.errors, scores)
         return known._replace(errors=errors), Predicted(log_density, one.mean, calibration.level(known.errors, scores))
+    if not isinstance(plain.components, Classes):
+        return known, Predicted(plain.log_density(y), plain.mean())
     log_p = plain.log_probabilities()[None]
     exponents = temperature.update(known.exponents, log_p, y.astype(jnp.int32), batch.weight)
     said = plain._replace(temperature=temperature.temperature(known.exponents))

@@ -12,7 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from opvi.app.report._contents import Effect
-from opvi.predictive import Normal, Predictive, StudentT
+from opvi.predictive import Classes, Predictive, StudentT
 from opvi.tracking._calibration import DOF, NOISE, SPREAD, TILT
 from opvi.tracking._layers import outputs
 from opvi.tracking._regressor import Regressor, RegressorState
@@ -287,7 +287,7 @@ def _components(sampler: Sampler, state: State, x: Array) -> tuple[Array, Array,
     """The doubts of a group's rows are taken as moving together."""
     predictive = cast("Predictive", sampler.predict(state, x))
     head = predictive.components
-    values = head.mean[..., None] if isinstance(head, Normal | StudentT) else jnp.exp(head.log_probabilities())
+    values = jnp.exp(head.log_probabilities()) if isinstance(head, Classes) else head.mean[..., None]
     own = jnp.sqrt(jnp.maximum(head.spread, 0)) if isinstance(head, StudentT) else jnp.zeros_like(values[..., 0])
     weights = jnp.broadcast_to(jnp.exp(predictive.log_mixture_weights()), values.shape[:2])
     return values, weights, own.reshape(len(own), -1, ROWS).mean(2)
