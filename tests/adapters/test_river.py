@@ -17,9 +17,9 @@ from opvi.adapters.river._features import VALUES, Columns
 from opvi.tracking._regressor import BUDGET
 from opvi.tracking._widening import widened_classifier, widened_regressor
 
-SMALL = {
-    "regressor": Regressor(hidden=(4,), n_particles=2, seed=0),
-    "classifier": Classifier(hidden=(), seed=0),  # networks take twice as long to compile, and pass as well
+SMALL = {  # networks take twice as long to compile, and pass as well
+    "regressor": Regressor(hidden=(), n_particles=2, seed=0),
+    "classifier": Classifier(hidden=(), seed=0),
 }
 NAMES = ("a", "b", "c")
 KEY = jax.random.key(0)

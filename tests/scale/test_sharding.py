@@ -16,9 +16,7 @@ from opvi.scale import _sharding as sharding
 from tests.scale import sharding_processes
 
 HERE = Path(__file__).parent
-# Programs run once: most of the time goes to compiling them, which the last level of optimisation triples.
-FLAGS = "--xla_backend_optimization_level=0 --xla_llvm_disable_expensive_passes=true"
-FLAGS += " --xla_force_host_platform_device_count="
+FLAGS = f"{os.environ['XLA_FLAGS']} --xla_force_host_platform_device_count="  # the suite's, which compile quickly
 ROUNDING = 5e-5  # a few steps in float32, added up in another order
 
 

@@ -42,17 +42,18 @@ def test_scores_equal_finite_differences(name):
         x = opvi.draw(target, 0, 2).astype(jnp.float64) + 0.01
         scored = score(target, x, opvi.Batch(jax.tree.map(jnp.asarray, data), jnp.asarray(weight)))
 
-        def likelihood(v):
-            return float((target.log_likelihood(target.unravel(v), jax.tree.map(jnp.asarray, data)) * weight).sum())
+        @jax.jit
+        @jax.vmap
+        def both(v):
+            here = target.unravel(v)
+            rows = target.log_likelihood(here, jax.tree.map(jnp.asarray, data))
+            return jnp.stack([(rows * weight).sum(), target.log_prior(here)])
 
-        def prior(v):
-            return float(target.log_prior(target.unravel(v)))
-
-        for function, gradient in ((likelihood, scored.likelihood), (prior, scored.prior)):
-            for i in range(2):
-                steps = 1e-5 * jnp.eye(target.dim, dtype=jnp.float64)
-                numeric = [(function(x[i] + e) - function(x[i] - e)) / 2e-5 for e in steps]
-                np.testing.assert_allclose(gradient[i], numeric, rtol=2e-6, atol=2e-7)
+        steps = 1e-5 * np.eye(target.dim)
+        for i in range(2):
+            numeric = (both(x[i, None] + steps) - both(x[i, None] - steps)) / 2e-5
+            np.testing.assert_allclose(scored.likelihood[i], numeric[:, 0], rtol=2e-6, atol=2e-7)
+            np.testing.assert_allclose(scored.prior[i], numeric[:, 1], rtol=2e-6, atol=2e-7)
     assert scored.log_likelihood.shape == (2, 6)
 
 

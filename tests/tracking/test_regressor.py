@@ -202,6 +202,7 @@ def test_errors_name_the_value_the_rule_and_the_remedy(learnt):
         SMALL.predict(state, X[:5, :2])
 
 
+@pytest.mark.slow
 def test_thousands_of_rounds_leave_the_state_as_small_and_sound_as_it_was():
     """A short form of the run over ten million rows in docs/results."""
     tracker = opvi.regressor(1, hidden=(2,), particles=5)
@@ -218,6 +219,7 @@ def test_thousands_of_rounds_leave_the_state_as_small_and_sound_as_it_was():
     assert finite(state)
 
 
+@pytest.mark.slow
 def test_columns_that_hang_together_do_not_blow_up():
     """One-hot columns add up to the bias, and their cycle is that of the batches: the data leave directions open, whose
     variances fell below rounding and then grew without end (RMSE 0.75 after 60,000 rows, 1e5 after 100,000)."""
