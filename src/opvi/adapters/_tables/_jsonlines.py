@@ -133,11 +133,11 @@ def _row(line: bytes) -> dict[str, object]:
     if len(row) > MOST_COLUMNS:
         raise BadLineError(f"{len(row):,} keys, but a row has at most {MOST_COLUMNS:,}")
     if b"\\u" in line:
-        _refuse_surrogates(row)
+        refuse_surrogates(row)
     return row
 
 
-def _refuse_surrogates(row: dict[str, object]) -> None:
+def refuse_surrogates(row: dict[str, object]) -> None:
     """Half of a character, written as an escape, is not text."""
     for name, value in row.items():
         try:

@@ -8,6 +8,7 @@ from opvi.app.cli._common import CommandError
 from opvi.app.cli._learn import add_learn
 from opvi.app.cli._predict import add_predict
 from opvi.app.cli._report import add_report
+from opvi.app.cli._serve import add_serve
 
 INTERRUPTED = 130  # what a shell reports for a command stopped by Ctrl-C
 
@@ -17,7 +18,7 @@ def parser() -> argparse.ArgumentParser:
     out = argparse.ArgumentParser(prog="opvi", description="Online Bayesian inference with particles.")
     out.add_argument("--version", action="store_true", help="print the version and end")
     commands = out.add_subparsers(title="commands", metavar="COMMAND")
-    for add in (add_learn, add_predict, add_report):
+    for add in (add_learn, add_predict, add_report, add_serve):
         add(commands)
     return out
 

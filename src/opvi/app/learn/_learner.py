@@ -4,13 +4,14 @@ import itertools
 import os
 import re
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import NamedTuple, Self
 
 import numpy as np
 
 from opvi.adapters._carried import carried, room_for
-from opvi.adapters._tables import Block, Json, Rejected, RowSource, Schema, cut
+from opvi.adapters._tables import Block, Encoded, Json, Rejected, RowSource, Schema, cut
 from opvi.app.learn import _scores as scoring
 from opvi.app.learn._classes import met
 from opvi.app.learn._directory import METRICS, RunDirectory, RunError
@@ -179,8 +180,21 @@ class Learner:
             stop: asked between batches.
             show: called after every few batches.
         """
-        done, self.finished = self.finished, False
+        with self.writing():
+            self._learn(source, first, stop, show)
+        show(self, 1.0)
+
+    @contextmanager
+    def writing(self) -> Iterator[None]:
+        """Keep the file of rejected rows open, which learning and saving need."""
         self._lines, self._size = self.run.open_rejected(self._size)
+        try:
+            yield
+        finally:
+            os.close(self._lines)
+
+    def _learn(self, source: RowSource, first: list[Block], stop: Stop, show: Show) -> None:
+        done, self.finished = self.finished, False
         rows, share = min(ROWS, FEW_ROWS), 0.0
         try:
             for block in itertools.chain(first, blocks_of(source, stop)):
@@ -210,13 +224,13 @@ class Learner:
         except (Exception, Stopped):  # not a second Ctrl-C, which may come at any moment
             self.save()
             raise
-        finally:
-            os.close(self._lines)
-        show(self, 1.0)
 
     def take(self, block: Block) -> None:
         """Learn the rows of a block and set the bad ones aside; or raise an error, and nothing has changed."""
-        schema, encoded = met(self.schema, block)
+        self.absorb(*met(self.schema, block))
+
+    def absorb(self, schema: Schema, encoded: Encoded) -> None:
+        """Do the same with rows that are numbers already; `schema` has the classes that they brought."""
         written = self._set_aside(encoded.rejected, self.places[-1].name)
         if encoded.y is not None:
             self._feed(encoded.x, encoded.y)

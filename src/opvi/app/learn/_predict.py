@@ -88,17 +88,17 @@ def predict(
         encoded = known.schema.encode(block, with_target=False)
         at = encoded.row - block.first
         columns: Columns = {"row": np.arange(block.first, block.first + block.rows)}
-        for name, values in _predicted(engine, known.schema, encoded.x, levels).items():
+        for name, values in predicted(engine, known.schema, encoded.x, levels).items():
             wide = np.full(block.rows, None if values.dtype == object else np.nan, values.dtype)
             wide[at] = values
             columns[name] = wide
         yield columns, encoded.rejected
     if not some:  # the names of the columns all the same
         nothing = np.zeros((0, len(known.schema.features)), np.float32)
-        yield {"row": np.arange(0), **_predicted(engine, known.schema, nothing, levels)}, []
+        yield {"row": np.arange(0), **predicted(engine, known.schema, nothing, levels)}, []
 
 
-def _predicted(engine: Engine, schema: Schema, x: np.ndarray, levels: tuple[float, ...]) -> dict[str, np.ndarray]:
+def predicted(engine: Engine, schema: Schema, x: np.ndarray, levels: tuple[float, ...]) -> dict[str, np.ndarray]:
     """Predictions for encoded rows, by the names of their columns."""
     asked = x if len(x) else np.zeros((1, x.shape[1]), x.dtype)  # without rows there is no question
     if schema.task == "regression":

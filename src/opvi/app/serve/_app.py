@@ -1,0 +1,228 @@
+"""The routes."""
+
+import re
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from functools import partial
+
+from starlette.applications import Starlette
+from starlette.exceptions import HTTPException
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Route
+
+from opvi.adapters._tables import Json, Schema
+from opvi.adapters._tables._messages import Row, rows_of
+from opvi.app.report._page import LIVE_POLICY
+from opvi.app.serve import _v2 as v2
+from opvi.app.serve._asking import LEVELS, Asked, Said, plain
+from opvi.app.serve._guard import body_of
+from opvi.app.serve._intake import Sent
+from opvi.app.serve._openapi import openapi
+from opvi.app.serve._service import Followed, Options, Service
+from opvi.app.serve._tickets import Tickets
+from opvi.app.serve._worker import Answer, answer, refused
+from opvi.app.serve._writer import Writer
+
+KEY = re.compile(r"[\x20-\x7e]{1,200}")
+MOST_LEVELS = 20
+
+
+def application(
+    options: Options, run: Writer | Followed, observe: list[Callable[[str, int, float], None]]
+) -> Starlette:
+    """Return the application; `observe` gets the function that counts requests, once it runs."""
+    service: Service
+
+    @asynccontextmanager
+    async def lifespan(app: Starlette) -> AsyncIterator[None]:
+        nonlocal service
+        service = Service(options, run)
+        await warm(service)
+        observe.append(service.metrics.observe)
+        yield
+        service.close()
+
+    def handled(handler: Callable[[Service, Request], Awaitable[Answer]]) -> Callable[[Request], Awaitable[Response]]:
+        async def respond(request: Request) -> Response:
+            return response(await handler(service, request))
+
+        return respond
+
+    def get(path: str, handler: Callable[[Service, Request], Awaitable[Answer]]) -> Route:
+        return Route(path, handled(handler), methods=["GET"])
+
+    def post(path: str, handler: Callable[[Service, Request], Awaitable[Answer]]) -> Route:
+        return Route(path, handled(handler), methods=["POST"])
+
+    model, version = "/v2/models/{name}", "/versions/{version}"
+    routes = [
+        post("/v1/learn", learn),
+        post("/v1/predict", predict),
+        *(post(f"{model}{more}/infer", infer) for more in ("", version)),
+        *(get(f"{model}{more}/ready", model_ready) for more in ("", version)),
+        *(get(f"{model}{more}", model_metadata) for more in ("", version)),
+        get("/v2", server_metadata),
+        get("/v2/", server_metadata),
+        get("/v2/health/live", live),
+        get("/v2/health/ready", ready),
+        get("/metrics", metrics),
+        get("/openapi.json", described),
+        get("/", report),
+    ]
+    return Starlette(
+        routes=routes,
+        lifespan=lifespan,
+        exception_handlers={HTTPException: _refused, Exception: _failed},
+    )
+
+
+def response(said: Answer) -> Response:
+    """Return an answer as Starlette sends it."""
+    out = Response(said.body, said.status, media_type="application/json")
+    for name, value in said.headers:
+        out.headers[name] = value
+    return out
+
+
+async def _refused(request: Request, error: Exception) -> Response:
+    """What Starlette itself refuses: unknown paths and methods."""
+    assert isinstance(error, HTTPException)
+    made = response(refused(error.status_code, f"{error.detail}: see /openapi.json."))
+    made.headers.update(error.headers or {})
+    return made
+
+
+async def _failed(request: Request, error: Exception) -> Response:
+    return response(refused(500, f"the server failed: {type(error).__name__}"))
+
+
+async def warm(service: Service) -> None:
+    """Ask once, so that the first client does not wait for a program to be compiled."""
+    await _asked(service, lambda _: [{}], LEVELS, lambda said: answer({}))
+
+
+async def _asked(
+    service: Service, read: Callable[[Schema], list[Row]], levels: tuple[float, ...], write: Callable[[Said], Answer]
+) -> Answer:
+    reply = service.loop.create_future()
+    service.asking.put(Asked(read, levels, write, reply))
+    return await reply
+
+
+# --- version 1: rows ------------------------------------------------------------------------------
+
+
+async def predict(service: Service, request: Request) -> Answer:
+    """Rows in, predictions out."""
+    body = await body_of(request, service.options.most_bytes)
+    if isinstance(body, Answer):
+        return body
+    query = request.query_params
+    ticket = query.get("ticket")
+    if ticket is not None and ticket and not KEY.fullmatch(ticket):
+        return refused(400, "the ticket is not a short text of plain characters.")
+    try:
+        levels = _levels(query["quantiles"]) if "quantiles" in query else LEVELS
+    except ValueError:
+        return refused(400, f"`quantiles` must be at most {MOST_LEVELS} numbers strictly between 0 and 1: 0.05,0.95.")
+    write = partial(_predictions, tickets=service.tickets, ticket=ticket)
+    return await _asked(service, lambda _: rows_of(body), levels, write)
+
+
+def _levels(text: str) -> tuple[float, ...]:
+    levels = tuple(float(word) for word in text.split(",")) if text else ()
+    if len(levels) > MOST_LEVELS or not all(0 < level < 1 for level in levels):
+        raise ValueError
+    return levels
+
+
+def _predictions(said: Said, tickets: Tickets, ticket: str | None) -> Answer:
+    values = plain(said)
+    content: Json = {"target": said.schema.target, "predictions": values}
+    if said.rejected:
+        content["rejected"] = [{"row": bad.row, "reason": bad.reason} for bad in said.rejected]
+    if ticket is not None:
+        content["ticket"] = tickets.keep(ticket, said.rows, values)
+    return answer(content, 200 if len(said.rejected) < len(said.rows) else 422)
+
+
+async def learn(service: Service, request: Request) -> Answer:
+    """Rows in, an answer when they are on the disk."""
+    if service.intake is None:
+        return refused(403, "this server is read-only. Send rows to the one that writes the run.")
+    body = await body_of(request, service.options.most_bytes)
+    if isinstance(body, Answer):
+        return body
+    key, ticket = request.headers.get("idempotency-key", ""), request.query_params.get("ticket", "")
+    if (key and not KEY.fullmatch(key)) or (ticket and not KEY.fullmatch(ticket)):
+        return refused(400, "the key or the ticket is not a text of 1 to 200 plain characters.")
+    reply = service.loop.create_future()
+    key = f"key {key}" if key else f"ticket {ticket}" if ticket else ""
+    return service.intake.take(Sent(body, key, ticket, reply)) or await reply
+
+
+# --- version 2: tensors ---------------------------------------------------------------------------
+
+
+def _unknown(service: Service, request: Request) -> Answer | None:
+    name, version = request.path_params["name"], request.path_params.get("version", v2.VERSION)
+    if (name, version) == (service.options.name, v2.VERSION):
+        return None
+    return refused(404, f"there is no such model: this is {service.options.name!r}, version {v2.VERSION}.")
+
+
+async def infer(service: Service, request: Request) -> Answer:
+    """Tensors in, tensors out."""
+    body = await body_of(request, service.options.most_bytes)
+    if isinstance(body, Answer):
+        return body
+    asked = v2.Inference(service.options.name, body, request.headers.get(v2.HEADER))
+    return _unknown(service, request) or await _asked(service, asked.read, LEVELS, asked.write)
+
+
+async def model_metadata(service: Service, request: Request) -> Answer:
+    """What the model takes and gives."""
+    unknown = _unknown(service, request)
+    return unknown or answer(v2.metadata(service.options.name, service.published().schema))
+
+
+async def model_ready(service: Service, request: Request) -> Answer:
+    """Whether the model answers."""
+    return _unknown(service, request) or answer({"name": service.options.name, "ready": True})
+
+
+async def server_metadata(service: Service, request: Request) -> Answer:
+    """What the server is."""
+    import opvi
+
+    return answer({"name": "opvi", "version": opvi.__version__, "extensions": ["binary_tensor_data"]})
+
+
+async def live(service: Service, request: Request) -> Answer:
+    """It lives if it answers."""
+    return answer({"live": True})
+
+
+async def ready(service: Service, request: Request) -> Answer:
+    """Whether it predicts and learns."""
+    return answer({"ready": service.ready}, 200 if service.ready else 503)
+
+
+# --- for people and monitors ----------------------------------------------------------------------
+
+
+async def metrics(service: Service, request: Request) -> Answer:
+    """The figures of the moment, for Prometheus."""
+    return Answer(200, service.metrics.text(), (("content-type", "text/plain; version=0.0.4; charset=utf-8"),))
+
+
+async def described(service: Service, request: Request) -> Answer:
+    """The routes, for programs that make clients."""
+    return answer(openapi(service.options.name, service.published().schema))
+
+
+async def report(service: Service, request: Request) -> Answer:
+    """The report, which renews itself."""
+    headers = (("content-type", "text/html; charset=utf-8"), ("content-security-policy", LIVE_POLICY))
+    return Answer(200, await service.page.get(), headers)

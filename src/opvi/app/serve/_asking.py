@@ -1,0 +1,129 @@
+"""Predictions for requests: those that wait are encoded and answered together, by the last published state."""
+
+import asyncio
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
+
+import numpy as np
+
+from opvi.adapters._tables import Json, Rejected, Schema
+from opvi.adapters._tables._jsonlines import BadLineError
+from opvi.adapters._tables._messages import Row, block_of
+from opvi.app.learn._predict import predicted
+from opvi.app.serve._worker import Answer, Reply, Worker, deliver, refused
+from opvi.app.serve._writer import Published
+from opvi.running import Engine
+
+AT_ONCE = 64  # requests that are answered together
+MOST_ROWS = 10_000  # of a request
+LEVELS = (0.05, 0.5, 0.95)  # quantiles, where none are asked for
+
+
+class Said(NamedTuple):
+    """The predictions for a request."""
+
+    schema: Schema
+    rows: list[Row]  # that were asked about
+    columns: dict[str, np.ndarray]  # by their names, one value for every sound row
+    sound: np.ndarray  # the places of those rows in the request
+    rejected: list[Rejected]  # the others; `row` is the place in the request
+
+
+class Asked(NamedTuple):
+    """A request for predictions."""
+
+    read: Callable[[Schema], list[Row]]  # may raise a `BadLineError`
+    levels: tuple[float, ...]
+    write: Callable[[Said], Answer]
+    reply: Reply
+
+
+class Asking:
+    """Answers questions in a thread of its own; learning goes on meanwhile.
+
+    Args:
+        published: returns the state to predict with.
+        loop: the event loop that waits for answers.
+    """
+
+    def __init__(self, published: Callable[[], Published], loop: asyncio.AbstractEventLoop):
+        self._published, self._loop = published, loop
+        self._engine: Engine | None = None
+        self._worker: Worker[Asked] = Worker("asking", self._take, AT_ONCE)
+
+    def put(self, asked: Asked) -> None:
+        """Take a question."""
+        self._worker.put(asked)
+
+    def close(self) -> None:
+        """Answer what is there, then end."""
+        self._worker.close()
+
+    def _take(self, questions: list[Asked]) -> None:
+        answers: list[tuple[Reply, Answer]] = []
+        for levels in dict.fromkeys(one.levels for one in questions):
+            some = [one for one in questions if one.levels == levels]
+            answers += self._safely(some, levels)
+        deliver(self._loop, answers)
+
+    def _safely(self, questions: Sequence[Asked], levels: tuple[float, ...]) -> list[tuple[Reply, Answer]]:
+        """The same, where one question may fail: then each is asked alone."""
+        try:
+            return self.answers(questions, levels)
+        except Exception as error:
+            if len(questions) > 1:
+                return [said for one in questions for said in self._safely([one], levels)]
+            return [(questions[0].reply, refused(500, f"the server failed: {type(error).__name__}"))]
+
+    def answers(self, questions: Sequence[Asked], levels: tuple[float, ...]) -> list[tuple[Reply, Answer]]:
+        """Return the answers to questions that ask for the same quantiles."""
+        known = self._published()
+        answers: list[tuple[Reply, Answer]] = []
+        read: list[tuple[Asked, list[Row]]] = []
+        for one in questions:
+            try:
+                rows = one.read(known.schema)
+            except BadLineError as error:
+                answers.append((one.reply, refused(400, f"{error}.")))
+                continue
+            if 0 < len(rows) <= MOST_ROWS:
+                read.append((one, rows))
+            else:
+                why = f"the request has {len(rows):,} rows, but from 1 to {MOST_ROWS:,} are answered at once."
+                answers.append((one.reply, refused(413 if rows else 400, why)))
+        if not read:
+            return answers
+        first = np.cumsum([0, *(len(rows) for _, rows in read)])
+        wanted = frozenset(known.schema.used)
+        encoded = known.schema.encode(block_of([row for _, rows in read for row in rows], 0, wanted), with_target=False)
+        columns = predicted(self._asked(known), known.schema, encoded.x, levels)
+        for (one, rows), begin, end in zip(read, first[:-1], first[1:], strict=True):
+            low, high = np.searchsorted(encoded.row, (begin, end))
+            rejected = [bad._replace(row=bad.row - int(begin)) for bad in encoded.rejected if begin <= bad.row < end]
+            part = {name: values[low:high] for name, values in columns.items()}
+            said = Said(known.schema, rows, part, encoded.row[low:high] - begin, rejected)
+            answers.append((one.reply, one.write(said)))
+        return answers
+
+    def _asked(self, known: Published) -> Engine:
+        """The engine that answers; a new one where the model has grown."""
+        if self._engine is None or self._engine.sampler is not known.sampler:
+            self._engine = Engine(known.sampler, known.seed, state=known.state)
+        self._engine.state = known.state
+        return self._engine
+
+
+def plain(said: Said) -> list[Json | None]:
+    """Return each row's prediction as plain values; None for a row that was rejected."""
+    out: list[Json | None] = [None] * len(said.rows)
+    if said.schema.task == "regression":
+        names = list(said.columns)
+        lists = [np.asarray(values, float).tolist() for values in said.columns.values()]
+        for place, *values in zip(said.sound.tolist(), *lists, strict=True):
+            out[place] = dict(zip(names, values, strict=True))
+        return out
+    classes = said.schema.classes
+    shares = np.stack([said.columns[f"p={name}"] for name in classes], 1).astype(float).tolist()
+    for place, label, share in zip(said.sound.tolist(), said.columns["prediction"].tolist(), shares, strict=True):
+        out[place] = {"prediction": label, "probabilities": dict(zip(classes, share, strict=True))}
+    return out

@@ -1,0 +1,192 @@
+"""Requests to learn: read, checked, made durable together, answered, handed on."""
+
+import asyncio
+import hashlib
+import json
+import time
+from collections.abc import Callable
+from typing import NamedTuple
+
+import numpy as np
+
+from opvi.adapters._tables import Encoded, Json, Schema, cut
+from opvi.adapters._tables._jsonlines import BadLineError
+from opvi.adapters._tables._messages import Row, block_of, rows_of
+from opvi.app.learn import Learner
+from opvi.app.learn._classes import met
+from opvi.app.serve._log import Entry, Known, Log, LogError
+from opvi.app.serve._tickets import Tickets
+from opvi.app.serve._worker import Answer, Reply, Worker, answer, deliver, refused
+from opvi.app.serve._writer import Work, Writer
+
+AT_ONCE = 256  # requests that share an fsync
+MOST_ROWS = 10_000  # of a request
+WAITING_BYTES = 1 << 26  # of requests that are not read yet
+TELL = 20  # rejected rows of which an answer tells
+
+Observe = Callable[[float], None]  # is told how many seconds something took
+
+
+class Sent(NamedTuple):
+    """A request to learn."""
+
+    body: bytes
+    key: str
+    ticket: str
+    reply: Reply
+
+
+class Accepted(NamedTuple):
+    """A request whose rows go into the log."""
+
+    sent: Sent
+    entry: Entry
+    rows: list[Row]
+
+
+class Intake:
+    """Makes rows durable, many requests at once, and hands them to the writer.
+
+    Args:
+        writer: who learns the rows; its log is where they go first.
+        tickets: predictions that wait for labels.
+        loop: the event loop that waits for answers.
+        backlog: rows that may wait to be learnt.
+        observe: told how long it took to make rows durable.
+    """
+
+    def __init__(
+        self,
+        writer: Writer,
+        tickets: Tickets,
+        loop: asyncio.AbstractEventLoop,
+        backlog: int,
+        observe: Observe,
+    ):
+        self.log, self.writer, self.tickets = writer.log, writer, tickets
+        self.schema = writer.learner.schema
+        self.backlog = backlog
+        self._loop, self._observe = loop, observe
+        self._bytes = 0  # of requests that were put in, by the event loop, and read, by the worker
+        self._read = 0
+        self._worker: Worker[Sent] = Worker("intake", self._take, AT_ONCE)
+
+    def take(self, sent: Sent) -> Answer | None:
+        """Take a request, or say why not."""
+        if self.writer.failed:
+            return refused(503, self.writer.failed)
+        if self.writer.behind > self.backlog or self._bytes - self._read > WAITING_BYTES:
+            return refused(429, f"{self.writer.behind:,} rows wait to be learnt. Try again later.", Retry_After="1")
+        self._bytes += len(sent.body)
+        self._worker.put(sent)
+        return None
+
+    def close(self) -> None:
+        """Finish what was taken."""
+        self._worker.close()
+
+    def _take(self, requests: list[Sent]) -> None:
+        answers: list[tuple[Reply, Answer]] = []
+        try:
+            answers = self._learn(requests)
+        except Exception as error:  # whatever it is, others are served
+            why = str(error) if isinstance(error, LogError) else f"the server failed: {type(error).__name__}"
+            answers = [(sent.reply, refused(503, why)) for sent in requests]
+        finally:
+            self._read += sum(len(sent.body) for sent in requests)
+            deliver(self._loop, answers)
+
+    def _learn(self, requests: list[Sent]) -> list[tuple[Reply, Answer]]:
+        """Return the answers; rows that are answered with 200 are on the disk."""
+        answers: list[tuple[Reply, Answer]] = []
+        accepted: list[Accepted] = []
+        repeated: list[tuple[Sent, str]] = []
+        fresh: set[str] = set()
+        first = self.log.rows
+        for sent in requests:
+            digest = hashlib.blake2b(sent.body, digest_size=16).hexdigest()
+            if sent.key and (sent.key in self.log.keys or sent.key in fresh):
+                repeated.append((sent, digest))
+                continue
+            rows = self._rows(sent)
+            if isinstance(rows, Answer):
+                answers.append((sent.reply, rows))
+                continue
+            body = json.dumps(rows, ensure_ascii=False).encode() if sent.ticket else sent.body
+            fresh.add(sent.key)
+            accepted.append(Accepted(sent, Entry(sent.key, digest, first, len(rows), body), rows))
+            first += len(rows)
+        if accepted:
+            answers += self._accept(accepted)
+        answers += [(sent.reply, _again(self.log.keys[sent.key], digest)) for sent, digest in repeated]
+        return answers
+
+    def _rows(self, sent: Sent) -> list[Row] | Answer:
+        """The rows of a request, with what its ticket knows of them; or why it is refused."""
+        try:
+            rows = rows_of(sent.body)
+        except BadLineError as error:
+            return refused(400, f"{error}. A row is a JSON object; several are an array of objects.")
+        if not rows:
+            return refused(400, "there is no row in the request.")
+        if len(rows) > MOST_ROWS:
+            return refused(413, f"the request has {len(rows):,} rows, but at most {MOST_ROWS:,} are taken at once.")
+        if not sent.ticket:
+            return rows
+        held = self.tickets.find(sent.ticket)
+        if held is None:
+            return refused(404, "the ticket is not known: it was used, or is too old. Send the whole row.")
+        if len(held.rows) != len(rows):
+            return refused(400, f"the ticket is of {len(held.rows)} rows, but the request has {len(rows)}.")
+        return [{**asked, **row} for asked, row in zip(held.rows, rows, strict=True)]
+
+    def _accept(self, accepted: list[Accepted]) -> list[tuple[Reply, Answer]]:
+        """Encode, write, sync, hand on, answer."""
+        rows = [row for one in accepted for row in one.rows]
+        block = block_of(rows, accepted[0].entry.first, frozenset(self.schema.used))
+        schema, encoded = met(self.schema, block)
+        began = time.perf_counter()
+        self.log.append([one.entry for one in accepted])
+        self._observe(time.perf_counter() - began)
+        self.schema = schema
+        self.writer.put(Work(schema, encoded, self.log.rows))
+        bad = {one.row: one.reason for one in encoded.rejected}
+        labels = _labels(schema, encoded) if any(one.sent.ticket for one in accepted) else {}
+        answers = []
+        for one in accepted:
+            first, rows_sent = one.entry.first, one.entry.rows
+            told: Json = {"rows": rows_sent, "first": first, "repeated": False}
+            if bad:
+                reasons = [{"row": i, "reason": bad[first + i]} for i in range(rows_sent) if first + i in bad]
+                told |= {"rejected": len(reasons), "reasons": reasons[:TELL]}
+            if one.sent.ticket:
+                own = {i: labels[first + i] for i in range(rows_sent) if first + i in labels}
+                told["scored"] = self.tickets.settle(one.sent.ticket, own)
+            answers.append((one.sent.reply, answer(told)))
+        return answers
+
+
+def _again(known: Known, digest: str) -> Answer:
+    """The answer to a key that was used before."""
+    if known.digest != digest:
+        return refused(422, "the idempotency key was used for other rows. Give every request a key of its own.")
+    return answer({"rows": known.rows, "first": known.first, "repeated": True})
+
+
+def _labels(schema: Schema, encoded: Encoded) -> dict[int, float | str]:
+    """The targets of sound rows by their numbers, as they stand in the table."""
+    assert encoded.y is not None
+    if schema.task == "classification":
+        return {int(row): schema.classes[code] for row, code in zip(encoded.row, encoded.y, strict=True)}
+    y = np.exp(encoded.y.astype(float)) if schema.positive else encoded.y.astype(float)
+    return dict(zip(encoded.row.tolist(), y.tolist(), strict=True))
+
+
+def replay(learner: Learner, log: Log) -> int:
+    """Learn the rows of the log that the checkpoint does not hold; return how many there were."""
+    begin = learner.places[-1].row
+    for entry in log.after(begin):
+        block = block_of(rows_of(entry.body), entry.first, frozenset(learner.schema.used))
+        learner.take(cut(block, begin, log.rows))
+        learner.places[-1] = learner.places[-1]._replace(row=entry.first + entry.rows)
+    return log.rows - begin

@@ -1,0 +1,216 @@
+"""Rows on the disk before they are acknowledged: an append-only log, one fsync for many requests.
+
+The log is a folder of segments, each named by the number of its first row. A segment is a sequence of groups, each
+written and synced at once: a header (a mark, a checksum, the number of the first row, the rows, the bytes) and the
+requests, each a line of JSON that describes it and the body as it came. What follows the last whole group was never
+acknowledged and is cut off.
+"""
+
+import itertools
+import json
+import os
+import struct
+import zlib
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+from opvi.app.learn import RunError
+
+MARK = b"opvi"
+HEADER = struct.Struct("<4sIQII")  # the mark, CRC-32 of all that follows it, first row, rows, bytes
+ENDING = ".log"
+SEGMENT = 1 << 26  # bytes, after which a new segment begins
+KEPT = 4  # segments that stay, though all their rows are learnt: the keys in them are remembered
+
+
+class LogError(RunError):
+    """The log cannot be read or written; the message says what to do."""
+
+
+class Entry(NamedTuple):
+    """A request to learn."""
+
+    key: str  # by which a repetition is recognised; empty for none
+    digest: str  # of what was sent
+    first: int  # number of its first row in the log
+    rows: int
+    body: bytes  # its rows as JSON
+
+
+class Known(NamedTuple):
+    """What is remembered of a request with a key."""
+
+    digest: str
+    first: int
+    rows: int
+
+
+class Log:
+    """The log of a run, open for one writer.
+
+    Args:
+        folder: of the segments; it is made if it is not there.
+        learnt: rows of the log that the last checkpoint holds.
+    """
+
+    def __init__(self, folder: Path, learnt: int):
+        self.folder, self.keys = folder, dict[str, Known]()
+        self.broken = ""  # why nothing more can be written
+        if folder.is_symlink():
+            raise LogError(f"{folder} is a link, but a run's files must lie in its own folder. Delete it.")
+        folder.mkdir(exist_ok=True)
+        self.rows = 0  # all that were ever appended
+        self._file, self._size = -1, 0
+        paths = self._paths()
+        for path in paths:
+            if path != paths[0] and _number(path) != self.rows:
+                raise LogError(
+                    f"{self.folder} lacks the rows from {self.rows:,} to {_number(path):,}. Bring the file back."
+                )
+            self.rows = _number(path)
+            for entry in self._read(path, last=path == paths[-1]):
+                self.rows = entry.first + entry.rows
+                self._remember(entry)
+        if paths and _number(paths[0]) > learnt:
+            raise LogError(
+                f"{self.folder} begins with row {_number(paths[0]):,}, but only {learnt:,} rows are learnt. Bring the "
+                "missing files back."
+            )
+        if self.rows < learnt:  # the log is gone, what was in it is learnt
+            self.rows = learnt
+            paths = []
+        self._open(paths[-1] if paths else None)
+
+    def _paths(self) -> list[Path]:
+        return sorted(path for path in self.folder.glob(f"*{ENDING}") if path.stem.isdigit() and not path.is_symlink())
+
+    def _remember(self, entry: Entry) -> None:
+        if entry.key:
+            self.keys[entry.key] = Known(entry.digest, entry.first, entry.rows)
+
+    def _open(self, path: Path | None) -> None:
+        """Continue a segment, or begin one; whoever finds it after a crash finds its name as well."""
+        if self._file >= 0:
+            os.close(self._file)
+        path = path or self.folder / f"{self.rows:015d}{ENDING}"
+        self._file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o644)
+        self._size = os.fstat(self._file).st_size
+        above = os.open(self.folder, os.O_RDONLY | os.O_CLOEXEC)
+        try:
+            os.fsync(above)
+        finally:
+            os.close(above)
+
+    def close(self) -> None:
+        """Close the segment."""
+        if self._file >= 0:
+            os.close(self._file)
+            self._file = -1
+
+    def append(self, entries: Sequence[Entry]) -> None:
+        """Write requests; when this returns they are on the disk. If it raises an error, none of them is."""
+        if self.broken:
+            raise LogError(self.broken)
+        if self._size > SEGMENT:
+            self._open(None)
+        data = b"".join(map(_packed, entries))
+        first, rows = entries[0].first, sum(entry.rows for entry in entries)
+        tail = HEADER.pack(MARK, 0, first, rows, len(data))[8:]
+        text = MARK + struct.pack("<I", zlib.crc32(data, zlib.crc32(tail))) + tail + data
+        done = 0
+        try:
+            while done < len(text):
+                done += os.pwrite(self._file, text[done:], self._size + done)
+            os.fdatasync(self._file)
+        except OSError as error:
+            why = f"the log {self.folder} could not be written to: {error.strerror}."
+            try:
+                os.ftruncate(self._file, self._size)
+                os.fsync(self._file)
+            except OSError:
+                self.broken = f"{why} Nothing more is learnt: make room or mend the disk, then start again."
+            raise LogError(self.broken or f"{why} Make room; then it continues by itself.") from None
+        self._size += done
+        self.rows = first + rows
+        for entry in entries:
+            self._remember(entry)
+
+    def after(self, row: int) -> Iterator[Entry]:
+        """Yield the requests with rows from this one on."""
+        paths = self._paths()
+        ends = [_number(path) for path in paths[1:]] + [self.rows]
+        for path, end in zip(paths, ends, strict=True):
+            if end > row:
+                yield from (entry for entry in self._read(path) if entry.first + entry.rows > row)
+
+    def forget(self, row: int) -> None:
+        """Delete segments all of whose rows come before this one, except for the last few."""
+        paths = self._paths()
+        for path, following in itertools.pairwise(paths[: 1 - KEPT]):
+            if _number(following) > row:
+                return
+            for entry in self._read(path):
+                if entry.key and self.keys.get(entry.key) == Known(entry.digest, entry.first, entry.rows):
+                    del self.keys[entry.key]
+            path.unlink()
+
+    def _read(self, path: Path, last: bool = False) -> Iterator[Entry]:
+        """Yield the requests of a segment; the last one is cut behind its last whole group."""
+        data = memoryview(path.read_bytes())
+        at = 0
+        while at < len(data):
+            end = _whole(data, at)
+            if end is None:
+                break
+            _, _, first, _, _ = HEADER.unpack_from(data, at)
+            at += HEADER.size
+            while at < end:
+                entry, at = _unpacked(data, at, first)
+                first += entry.rows
+                yield entry
+        if at == len(data):
+            return
+        rest = bytes(data[at:])
+        if not last or any(_whole(rest, place) is not None for place in _marks(rest)):
+            raise LogError(
+                f"{path} is damaged after {at:,} bytes, and rows that were acknowledged follow. Bring back a copy of "
+                "the file; or, to give those rows up, cut the file there."
+            )
+        os.truncate(path, at)
+
+
+def _number(path: Path) -> int:
+    return int(path.stem)
+
+
+def _marks(data: bytes) -> Iterator[int]:
+    """Places after the first where a group may begin."""
+    at = data.find(MARK, 1)
+    while at >= 0:
+        yield at
+        at = data.find(MARK, at + 1)
+
+
+def _whole(data: memoryview | bytes, at: int) -> int | None:
+    """Where the group that begins here ends; None if it is not whole."""
+    if len(data) - at < HEADER.size:
+        return None
+    mark, checksum, _, _, size = HEADER.unpack_from(data, at)
+    end = at + HEADER.size + size
+    if mark != MARK or end > len(data) or zlib.crc32(data[at + 8 : end]) != checksum:
+        return None
+    return end
+
+
+def _packed(entry: Entry) -> bytes:
+    about = {"key": entry.key, "digest": entry.digest, "rows": entry.rows, "bytes": len(entry.body)}
+    return json.dumps(about).encode() + b"\n" + entry.body + b"\n"
+
+
+def _unpacked(data: memoryview, at: int, first: int) -> tuple[Entry, int]:
+    line = bytes(data[at : at + 4096]).split(b"\n", 1)[0]
+    about = json.loads(line)
+    begin = at + len(line) + 1
+    end = begin + about["bytes"]
+    return Entry(about["key"], about["digest"], first, about["rows"], bytes(data[begin:end])), end + 1

@@ -1,0 +1,89 @@
+"""Threads that take what was put in for them, all that is there at once; and answers brought back to the event loop."""
+
+import asyncio
+import json
+import threading
+from collections.abc import Callable, Sequence
+from queue import Empty, SimpleQueue
+from typing import Generic, NamedTuple, TypeVar
+
+from opvi.adapters._tables import Json
+
+Item = TypeVar("Item")
+TICK = 1.0  # seconds after which an idle worker looks around
+
+
+class Answer(NamedTuple):
+    """What a client is sent."""
+
+    status: int
+    body: bytes
+    headers: tuple[tuple[str, str], ...] = ()
+
+
+Reply = asyncio.Future[Answer]
+
+
+def answer(content: Json, status: int = 200, **headers: str) -> Answer:
+    """Return JSON as an answer."""
+    body = json.dumps(content, allow_nan=False, ensure_ascii=False, separators=(",", ":")).encode(errors="replace")
+    return Answer(status, body, tuple((name.replace("_", "-"), value) for name, value in headers.items()))
+
+
+def refused(status: int, why: str, **headers: str) -> Answer:
+    """Return an answer that says why nothing was done."""
+    return answer({"error": why}, status, **headers)
+
+
+def deliver(loop: asyncio.AbstractEventLoop, answers: Sequence[tuple[Reply, Answer]]) -> None:
+    """Hand answers to the event loop, all at once; clients that have gone are passed over."""
+
+    def hand_over() -> None:
+        for reply, said in answers:
+            if not reply.done():
+                reply.set_result(said)
+
+    if answers and not loop.is_closed():
+        loop.call_soon_threadsafe(hand_over)
+
+
+class Worker(Generic[Item]):
+    """A thread that works on what was put in.
+
+    Args:
+        name: of the thread.
+        work: called with the next items, at most `most`; with none after a second without any.
+        most: items at once.
+    """
+
+    def __init__(self, name: str, work: Callable[[list[Item]], None], most: int):
+        self._queue: SimpleQueue[Item | None] = SimpleQueue()
+        self._work, self._most = work, most
+        self._thread = threading.Thread(target=self._run, name=f"opvi-{name}", daemon=True)
+        self._thread.start()
+
+    def put(self, item: Item) -> None:
+        """Put something in."""
+        self._queue.put(item)
+
+    def close(self) -> None:
+        """Finish what is there, then end."""
+        self._queue.put(None)
+        self._thread.join()
+
+    def _run(self) -> None:
+        ended = False
+        while not ended:
+            items: list[Item] = []
+            try:
+                item = self._queue.get(timeout=TICK)
+                while item is not None:
+                    items.append(item)
+                    if len(items) >= self._most:
+                        break
+                    item = self._queue.get_nowait()
+                ended = item is None
+            except Empty:
+                pass
+            if items or not ended:
+                self._work(items)

@@ -1,0 +1,137 @@
+"""The one thread that learns: rows that are durable become the next state, which is published whole."""
+
+import sys
+import threading
+import time
+from collections import deque
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+
+from opvi.adapters._tables import Encoded, Schema
+from opvi.app.learn import Learner
+from opvi.app.learn._directory import KEPT
+from opvi.app.learn._learner import BATCH
+from opvi.app.learn._predict import Learnt
+from opvi.app.serve._log import Log
+from opvi.app.serve._worker import Worker
+from opvi.running import Engine
+from opvi.types import Sampler, Tree
+
+AT_ONCE = 64  # groups that are learnt in one call, where so many wait
+WINDOW = 10.0  # seconds over which the speed is measured
+
+
+class Published(NamedTuple):
+    """What predictions are made with; never changed, only replaced."""
+
+    schema: Schema
+    sampler: Sampler
+    state: Tree
+    seed: int
+
+
+class Work(NamedTuple):
+    """Rows that are in the log."""
+
+    schema: Schema  # with the classes that they brought
+    encoded: Encoded
+    end: int  # rows of the log behind them
+
+
+def joined(works: Sequence[Work]) -> Work:
+    """Return rows that follow each other as one."""
+    if len(works) == 1:
+        return works[0]
+    parts = [work.encoded for work in works]
+    x, y, row = (np.concatenate([part[i] for part in parts]) for i in range(3))
+    rejected = [one for part in parts for one in part.rejected]
+    return Work(works[-1].schema, Encoded(x, y, row, rejected, sum(part.filled for part in parts)), works[-1].end)
+
+
+class Writer:
+    """A learner in a thread.
+
+    Args:
+        learner: restored, and open for writing.
+        log: where its rows come from.
+    """
+
+    def __init__(self, learner: Learner, log: Log):
+        self.learner, self.log = learner, log
+        self.lock = threading.Lock()  # around every change of the learner
+        self.failed = ""  # why it has stopped learning
+        self.end = learner.places[-1].row  # rows of the log that are learnt
+        self.saved_at = time.time()
+        self._saved = deque([self.end], KEPT)  # what the checkpoints in the folder hold
+        self._speed = deque([(time.monotonic(), learner.rows)], 1000)
+        self.published = self._published()
+        self._warm()
+        self._worker: Worker[Work] = Worker("learner", self.learn, AT_ONCE)
+
+    def _published(self) -> Published:
+        made = self.learner
+        return Published(made.schema, made.engine.sampler, made.engine.state, made.settings.seed)
+
+    def _warm(self) -> None:
+        """Compile before the first client waits: a copy learns rows that are no rows, and is forgotten."""
+        made = self.learner
+        rows = np.zeros((BATCH, len(made.schema.features)), np.float32), np.zeros(BATCH, made.waiting[1].dtype)
+        Engine(made.engine.sampler, made.settings.seed, batch=BATCH, state=made.engine.state).feed(rows)
+
+    @property
+    def behind(self) -> int:
+        """Rows that are durable and not learnt yet."""
+        return self.log.rows - self.end
+
+    def put(self, work: Work) -> None:
+        """Hand on rows that are durable."""
+        self._worker.put(work)
+
+    def learn(self, works: list[Work]) -> None:
+        """Learn rows, publish, and save now and then; after an error nothing more is learnt, and nothing is lost."""
+        if self.failed:
+            return
+        try:
+            if works:
+                work = joined(works)
+                with self.lock:
+                    self.learner.absorb(work.schema, work.encoded)
+                    self.learner.places[-1] = self.learner.places[-1]._replace(row=work.end)
+                self.published = self._published()
+                self.end = work.end
+                self._speed.append((time.monotonic(), self.learner.rows))
+            if self.learner.pace.due() and self.end > self._saved[-1]:
+                self.save()
+        except Exception as error:
+            self.failed = f"learning has stopped: {error}"
+            print(f"opvi: {self.failed}", file=sys.stderr)
+
+    def save(self) -> None:
+        """Write a checkpoint; log segments that no checkpoint needs are deleted."""
+        with self.lock:
+            self.learner.save()
+        self.saved_at = time.time()
+        self._saved.append(self.end)
+        if len(self._saved) == KEPT:
+            self.log.forget(self._saved[0])
+
+    @property
+    def speed(self) -> float:
+        """Rows learnt per second, of late."""
+        now = time.monotonic()
+        recent = [point for point in self._speed.copy() if now - point[0] < WINDOW]
+        return (recent[-1][1] - recent[0][1]) / max(now - recent[0][0], 1.0) if recent else 0.0
+
+    def learnt(self) -> Learnt:
+        """Return the run as it is now, for the report."""
+        with self.lock:
+            made = self.learner
+            return Learnt(made.run.about(), made.schema, made.settings, made.engine.sampler, made.tree(), [])
+
+    def close(self) -> None:
+        """Learn what is durable, and save."""
+        self._worker.close()
+        if not self.failed and self.end > self._saved[-1]:
+            self.save()
