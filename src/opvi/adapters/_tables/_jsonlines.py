@@ -147,7 +147,8 @@ def refuse_surrogates(row: dict[str, object]) -> None:
             raise BadLineError("an escape that is half of a character (a surrogate)") from None
 
 
-def _object(pairs: list[tuple[str, object]]) -> dict[str, object]:
+def distinct(pairs: list[tuple[str, object]]) -> dict[str, object]:
+    """Return an object of JSON, in which no key stands twice."""
     out = dict(pairs)
     if len(out) < len(pairs):
         twice = Counter(name for name, _ in pairs).most_common(1)[0][0]
@@ -155,8 +156,9 @@ def _object(pairs: list[tuple[str, object]]) -> dict[str, object]:
     return out
 
 
-def _constant(name: str) -> str | None:
+def constant(name: str) -> str | None:
+    """Return what NaN and Infinity stand for."""
     return None if name == "NaN" else name  # "Infinity" is refused as a number later
 
 
-DECODER = json.JSONDecoder(parse_float=str, parse_int=str, parse_constant=_constant, object_pairs_hook=_object)
+DECODER = json.JSONDecoder(parse_float=str, parse_int=str, parse_constant=constant, object_pairs_hook=distinct)

@@ -1,14 +1,22 @@
 """Rows that come one by one, as JSON objects in messages and requests, joined into blocks."""
 
+import json
 from collections.abc import Sequence
 
 import numpy as np
 import pyarrow as pa
 
 from opvi.adapters._tables._block import MOST_COLUMNS, Block, Rejected, shown
-from opvi.adapters._tables._jsonlines import DECODER, WORDS, BadLineError, refuse_surrogates
+from opvi.adapters._tables._jsonlines import WORDS, BadLineError, constant, distinct, refuse_surrogates
+from opvi.adapters._tables._schema import Schema
 
-Row = dict[str, object]  # numbers as text; a list or an object stands for itself
+
+class Number(str):
+    """A number as JSON spells it, with a decimal point, however the table spells its own."""
+
+
+Row = dict[str, object]  # texts, numbers, truth values; a list or an object stands for itself
+DECODER = json.JSONDecoder(parse_float=Number, parse_int=Number, parse_constant=constant, object_pairs_hook=distinct)
 
 
 def rows_of(text: bytes) -> list[Row]:
@@ -34,14 +42,18 @@ def rows_of(text: bytes) -> list[Row]:
     return rows
 
 
-def block_of(rows: Sequence[Row | Rejected], first: int, wanted: frozenset[str]) -> Block:
+def block_of(rows: Sequence[Row | Rejected], first: int, schema: Schema | None = None) -> Block:
     """Return rows as a block; what is no row takes its place among the malformed ones.
 
     Args:
         rows: in their order.
         first: number of the first one.
-        wanted: the columns to keep; other keys are not looked at.
+        schema: whose columns to keep, spelt its way; if there is none yet, all are kept.
     """
+    decimals = schema and {
+        schema.target: schema.spelling.decimal,
+        **{c.name: c.spelling.decimal for c in schema.columns},
+    }
     columns: dict[str, list[str | None]] = {}
     nested: dict[str, list[int]] = {}
     malformed: list[Rejected] = []
@@ -51,12 +63,14 @@ def block_of(rows: Sequence[Row | Rejected], first: int, wanted: frozenset[str])
             malformed.append(row._replace(row=first + place, text=shown(row.text)))
             continue
         for name, value in row.items():
-            if value is None or name not in wanted:
+            if value is None or (decimals is not None and name not in decimals):
                 continue
             values = columns.setdefault(name, [])
             values.extend([None] * (good - len(values)))
             if type(value) is str:
                 values.append(value)
+            elif type(value) is Number:
+                values.append(value if decimals is None else value.replace(".", decimals[name]))
             elif type(value) is bool:
                 values.append(WORDS[value])
             else:

@@ -34,6 +34,9 @@ OTHER = "other reasons"
 Show = Callable[["Learner", float | None], None]  # called with the learner and the share of the source read
 
 
+SERVED = "opvi serve"  # the name, among a run's sources, of rows that came over HTTP
+
+
 class Place(NamedTuple):
     """How far a source was read."""
 

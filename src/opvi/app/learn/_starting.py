@@ -18,7 +18,7 @@ from opvi.adapters._tables import (
     open_source,
 )
 from opvi.app.learn._directory import RunDirectory, RunError
-from opvi.app.learn._learner import Learner, Place
+from opvi.app.learn._learner import SERVED, Learner, Place
 from opvi.app.learn._model import Settings, about_model
 from opvi.app.learn._report import versions
 from opvi.app.learn._stopping import Stop, blocks_of
@@ -131,6 +131,7 @@ def _resumed(run: RunDirectory, kept: Checkpoints, asked: Asked, stop: Stop) -> 
     messages = [f"{message} Passed over." for message in kept.damaged]
     if found is not None:
         learner.restore(found)
+        learner.places.sort(key=lambda place: place.name != SERVED)  # what was served is no source to resume
     elif kept.damaged:
         messages.append("No checkpoint is whole: beginning again from the first row.")
     try:
@@ -163,7 +164,7 @@ def _plain(value: Any) -> Any:
 
 def _source(learner: Learner, asked: Asked, about: Json, stop: Stop) -> tuple[Source, str]:
     """The source at the row where learning resumes."""
-    last = learner.places[-1] if learner.places else None
+    last = learner.places[-1] if learner.places and learner.places[-1].name != SERVED else None
     path = asked.source or (last.name if last else about.get("source"))
     if path in (None, PIPE, "standard input"):
         path = PIPE

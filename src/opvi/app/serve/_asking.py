@@ -94,8 +94,8 @@ class Asking:
         if not read:
             return answers
         first = np.cumsum([0, *(len(rows) for _, rows in read)])
-        wanted = frozenset(known.schema.used)
-        encoded = known.schema.encode(block_of([row for _, rows in read for row in rows], 0, wanted), with_target=False)
+        block = block_of([row for _, rows in read for row in rows], 0, known.schema)
+        encoded = known.schema.encode(block, with_target=False)
         columns = predicted(self._asked(known), known.schema, encoded.x, levels)
         for (one, rows), begin, end in zip(read, first[:-1], first[1:], strict=True):
             low, high = np.searchsorted(encoded.row, (begin, end))

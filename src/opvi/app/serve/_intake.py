@@ -9,9 +9,9 @@ from typing import NamedTuple
 
 import numpy as np
 
-from opvi.adapters._tables import Encoded, Json, Schema, cut
+from opvi.adapters._tables import Encoded, Json, Schema
 from opvi.adapters._tables._jsonlines import BadLineError
-from opvi.adapters._tables._messages import Row, block_of, rows_of
+from opvi.adapters._tables._messages import Number, Row, block_of, rows_of
 from opvi.app.learn import Learner
 from opvi.app.learn._classes import met
 from opvi.app.serve._log import Entry, Known, Log, LogError
@@ -112,7 +112,7 @@ class Intake:
             if isinstance(rows, Answer):
                 answers.append((sent.reply, rows))
                 continue
-            body = json.dumps(rows, ensure_ascii=False).encode() if sent.ticket else sent.body
+            body = _written(rows) if sent.ticket else sent.body
             fresh.add(sent.key)
             accepted.append(Accepted(sent, Entry(sent.key, digest, first, len(rows), body), rows))
             first += len(rows)
@@ -143,7 +143,7 @@ class Intake:
     def _accept(self, accepted: list[Accepted]) -> list[tuple[Reply, Answer]]:
         """Encode, write, sync, hand on, answer."""
         rows = [row for one in accepted for row in one.rows]
-        block = block_of(rows, accepted[0].entry.first, frozenset(self.schema.used))
+        block = block_of(rows, accepted[0].entry.first, self.schema)
         schema, encoded = met(self.schema, block)
         began = time.perf_counter()
         self.log.append([one.entry for one in accepted])
@@ -166,6 +166,17 @@ class Intake:
         return answers
 
 
+def _written(rows: list[Row]) -> bytes:
+    """Rows as JSON again."""
+
+    def value(found: object) -> object:
+        if type(found) is not Number:
+            return found
+        return int(found) if found.lstrip("-").isdigit() and len(found) < 1000 else float(found)
+
+    return json.dumps([{name: value(found) for name, found in row.items()} for row in rows]).encode()
+
+
 def _again(known: Known, digest: str) -> Answer:
     """The answer to a key that was used before."""
     if known.digest != digest:
@@ -184,9 +195,12 @@ def _labels(schema: Schema, encoded: Encoded) -> dict[int, float | str]:
 
 def replay(learner: Learner, log: Log) -> int:
     """Learn the rows of the log that the checkpoint does not hold; return how many there were."""
-    begin = learner.places[-1].row
+    begin = first = learner.places[-1].row
+    rows: list[Row] = []
     for entry in log.after(begin):
-        block = block_of(rows_of(entry.body), entry.first, frozenset(learner.schema.used))
-        learner.take(cut(block, begin, log.rows))
-        learner.places[-1] = learner.places[-1]._replace(row=entry.first + entry.rows)
+        rows += rows_of(entry.body)[max(0, first + len(rows) - entry.first) :]
+        if len(rows) >= MOST_ROWS or first + len(rows) == log.rows:
+            learner.take(block_of(rows, first, learner.schema))
+            first, rows = first + len(rows), []
+            learner.places[-1] = learner.places[-1]._replace(row=first)
     return log.rows - begin

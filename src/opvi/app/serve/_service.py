@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from typing import NamedTuple
 
 from opvi.app.learn import Learner, RunDirectory, RunError, contents
-from opvi.app.learn._learner import Place
+from opvi.app.learn._learner import SERVED, Place
 from opvi.app.learn._model import about_model
 from opvi.app.learn._predict import Learnt, learnt
 from opvi.app.report import page
@@ -22,7 +22,7 @@ from opvi.app.serve._writer import Published, Writer
 from opvi.running import CheckpointError
 from opvi.running._saving import SAVE_EVERY
 
-LOG, SERVED = "log", "opvi serve"  # the folder of the log, and the name of its rows among a run's sources
+LOG = "log"  # the folder of the log in a run's
 BACKLOG = 100_000  # rows that may wait to be learnt
 MOST_BYTES = 1 << 23  # of a body
 LOOK = 1.0  # seconds between two looks for a new checkpoint
@@ -46,7 +46,8 @@ class Followed:
     """
 
     def __init__(self, run: RunDirectory):
-        self._run, self._seen = run, self._newest()
+        self._run = run
+        self._seen = self._newest()
         self.known = learnt(run)
         self.published = _published(self.known)
         self._end = threading.Event()

@@ -14,7 +14,7 @@ import numpy as np
 
 from opvi.adapters._tables import Json, Schema
 from opvi.adapters._tables._jsonlines import BadLineError
-from opvi.adapters._tables._messages import Row
+from opvi.adapters._tables._messages import Number, Row
 from opvi.app.serve._asking import LEVELS, MOST_ROWS, Said
 from opvi.app.serve._worker import Answer, answer, refused
 
@@ -153,9 +153,9 @@ def _plain(value: object) -> object:
     if isinstance(value, bytes):
         return value.decode()
     if isinstance(value, float):
-        return None if math.isnan(value) else repr(value)
+        return None if math.isnan(value) else Number(repr(value))
     if isinstance(value, int):
-        return str(value)
+        return Number(value)
     raise BadLineError("an input holds something else than numbers, truth values or texts")
 
 

@@ -1,0 +1,463 @@
+"""`opvi serve` under load, killed, and attacked; beside an empty route of the same libraries.
+
+`taskset -c 1 python -m benchmarks.serve --core 0 --out docs/results`
+"""
+
+import argparse
+import asyncio
+import json
+import os
+import random
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+import opvi
+from benchmarks import kills
+from benchmarks.machine import machine
+
+HEADER = "inference-header-content-length"
+EMPTY = """
+from starlette.applications import Starlette
+from starlette.responses import Response
+from starlette.routing import Route
+
+async def nothing(request):
+    await request.body()
+    return Response(b"{}", media_type="application/json")
+
+app = Starlette(routes=[Route("/", nothing, methods=["POST"])])
+"""
+
+Request = tuple[str, str, dict[str, str], bytes]
+
+
+# --- a server -------------------------------------------------------------------------------------
+
+
+def rows_of(table: Path) -> list[dict[str, Any]]:
+    names, *lines = (line.split(",") for line in table.read_text().splitlines())
+    return [dict(zip(names, line, strict=True)) for line in lines]
+
+
+def begin(work: Path, rows: int = 2000, more: tuple[str, ...] = ("--hidden", "none")) -> Path:
+    """A run that has learnt some rows."""
+    kills.write_table(work / "table.csv", rows)
+    command = ["learn", str(work / "table.csv"), "--target", "y", "--run", str(work / "begun.run"), *more]
+    subprocess.run([sys.executable, "-m", "opvi.app.cli", *command], check=True, stdout=subprocess.DEVNULL)
+    return work / "begun.run"
+
+
+class Server:
+    """`opvi serve` in a process of its own."""
+
+    def __init__(self, run: Path, *more: str, core: int | None = None, port: int = 0, cache: Path | None = None):
+        pin = ["taskset", "-c", str(core)] if core is not None else []
+        environment = dict(os.environ)
+        if cache is not None:
+            environment |= {"JAX_COMPILATION_CACHE_DIR": str(cache), "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0"}
+        command = [*pin, sys.executable, "-m", "opvi.app.cli", "serve", str(run), "--port", str(port), *more]
+        self.process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True, env=environment)
+        assert self.process.stderr is not None
+        self.said = []
+        for line in self.process.stderr:
+            self.said.append(line)
+            if line.startswith("Serving"):
+                self.port = int(line.rstrip("/\n").rpartition(":")[2])
+                break
+        else:
+            raise RuntimeError("".join(self.said))
+
+    def __enter__(self) -> "Server":
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.stop()
+
+    def stop(self, how: signal.Signals = signal.SIGTERM) -> int:
+        if self.process.poll() is None:
+            self.process.send_signal(how)
+        self.said += self.process.communicate(timeout=60)[1].splitlines()
+        return self.process.returncode
+
+    def seconds(self) -> float:
+        """Of the processor."""
+        return processor_seconds(self.process.pid)
+
+
+def processor_seconds(process: int) -> float:
+    fields = Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+
+def resident(process: int) -> float:
+    """MiB of memory."""
+    return int(Path(f"/proc/{process}/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE") / 2**20
+
+
+# --- load -----------------------------------------------------------------------------------------
+
+
+def http(path: str, body: bytes, key: str = "") -> bytes:
+    named = f"Idempotency-Key: {key}\r\n" if key else ""
+    head = f"POST {path} HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Type: application/json\r\n{named}"
+    return head.encode() + b"Content-Length: %d\r\n\r\n" % len(body) + body
+
+
+async def ask(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, request: bytes) -> tuple[int, bytes]:
+    writer.write(request)
+    head = await reader.readuntil(b"\r\n\r\n")
+    length = int(head.lower().partition(b"content-length: ")[2].partition(b"\r\n")[0])
+    return int(head[9:12]), await reader.readexactly(length)
+
+
+async def clients(port: int, count: int, request: bytes, seconds: float) -> tuple[list[float], int]:
+    """So many clients, each of which asks again when it is answered; times of the answers, and refusals."""
+    times: list[float] = []
+    refusals = 0
+
+    async def one() -> None:
+        nonlocal refusals
+        reader, writer = await asyncio.open_connection("127.0.0.1", port)
+        while time.perf_counter() < end:
+            began = time.perf_counter()
+            status, body = await ask(reader, writer, request)
+            if status == 200:
+                times.append(time.perf_counter() - began)
+            elif status == 429:
+                refusals += 1
+                await asyncio.sleep(0.05)
+            else:
+                raise RuntimeError(f"{status}: {body.decode()[:300]}")
+        writer.close()
+
+    end = time.perf_counter() + seconds
+    await asyncio.gather(*(one() for _ in range(count)))
+    return times, refusals
+
+
+async def measured(
+    server: Server, path: str, row: Any, count: int, seconds: float, rows: int = 1, beside: bytes = b""
+) -> dict[str, float]:
+    """Rates by the wall and by the server's processor, and the times of the answers."""
+    body = json.dumps(row if rows == 1 else [row] * rows).encode()
+    await clients(server.port, count, http(path, body), min(1.0, seconds / 4))
+    before, began = server.seconds(), time.perf_counter()
+    work = [clients(server.port, count, http(path, body), seconds)]
+    if beside:
+        work.append(clients(server.port, 8, http("/v1/learn", beside), seconds))
+    (times, refusals), *others = await asyncio.gather(*work)
+    took, spent = time.perf_counter() - began, server.seconds() - before
+    found = {
+        "clients": count,
+        "rows_in_a_request": rows,
+        "rows_per_second": len(times) * rows / took,
+        "rows_per_processor_second": len(times) * rows / spent,
+        "share_of_a_core": spent / took,
+        "p50_ms": float(np.quantile(times, 0.5)) * 1e3,
+        "p99_ms": float(np.quantile(times, 0.99)) * 1e3,
+        "refused_with_429": refusals,
+    }
+    if beside:
+        found["rows_learnt_per_second_meanwhile"] = len(others[0][0]) * 100 / took
+    return {name: round(value, 2) for name, value in found.items()}
+
+
+def load(work: Path, core: int | None, seconds: float) -> dict[str, Any]:
+    linear = begin(work, 2000)
+    row = {"a": 0.1234, "b": 1.5, "c": -0.3, "colour": "red"}
+    labelled = {**row, "y": 1.0}
+    hundred = json.dumps([labelled] * 100).encode()
+    found: dict[str, Any] = {}
+    with Server(linear, core=core) as server:
+        found["learn, one row"] = asyncio.run(measured(server, "/v1/learn", labelled, 64, seconds))
+        found["learn, 100 rows"] = asyncio.run(measured(server, "/v1/learn", labelled, 8, seconds, 100))
+        found["predict"] = asyncio.run(measured(server, "/v1/predict", row, 64, seconds))
+        found["predict, 16 clients"] = asyncio.run(measured(server, "/v1/predict", row, 16, seconds))
+        found["predict while learning"] = asyncio.run(measured(server, "/v1/predict", row, 32, seconds, beside=hundred))
+        found["server"] = {"resident_mib": round(resident(server.process.pid), 1)}
+    (work / "network").mkdir()
+    with Server(begin(work / "network", 2000, ()), core=core) as server:
+        found["predict, default network"] = asyncio.run(measured(server, "/v1/predict", row, 64, seconds))
+    found["an empty route"] = asyncio.run(_empty(work, core, row, seconds))
+    return found
+
+
+async def _empty(work: Path, core: int | None, row: Any, seconds: float) -> dict[str, float]:
+    (work / "empty.py").write_text(EMPTY)
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    pin = ["taskset", "-c", str(core)] if core is not None else []
+    command = [*pin, sys.executable, "-m", "uvicorn", "empty:app", "--port", str(port), "--log-level", "warning"]
+    server = Server.__new__(Server)
+    server.process = subprocess.Popen([*command, "--no-access-log"], cwd=work)
+    server.port = port
+    try:
+        for _ in range(100):
+            try:
+                socket.create_connection(("127.0.0.1", port)).close()
+                break
+            except OSError:
+                time.sleep(0.1)
+        return await measured(server, "/", row, 64, seconds)
+    finally:
+        server.process.terminate()
+        server.process.wait()
+
+
+# --- kills ----------------------------------------------------------------------------------------
+
+
+class Sender:
+    """A client that sends its rows one after the other, each under a key, again until it is acknowledged."""
+
+    def __init__(self, number: int, rows: list[dict[str, Any]]):
+        self.number, self.rows, self.acknowledged = number, rows, 0
+        self.port = 0
+
+    async def send(self, end: asyncio.Event) -> None:
+        connection = None
+        while not end.is_set() and self.acknowledged < len(self.rows):
+            at = self.acknowledged
+            body = json.dumps({**self.rows[at], "sender": f"{self.number} {at}"}).encode()
+            try:
+                if connection is None:
+                    connection = await asyncio.open_connection("127.0.0.1", self.port)
+                status, _ = await ask(*connection, http("/v1/learn", body, f"{self.number} {at}"))
+                self.acknowledged += status == 200
+            except (OSError, asyncio.IncompleteReadError):
+                if connection is not None:
+                    connection[1].close()
+                connection = None
+                await asyncio.sleep(0.02)
+        if connection is not None:
+            connection[1].close()
+
+
+def killed(
+    run: Path, rows: list[dict[str, Any]], times: int, cache: Path | None = None, seed: int = 0
+) -> dict[str, Any]:
+    """Serve a run under load and kill it so many times; whether each acknowledged row is learnt once, to the bit."""
+    from opvi.app.learn import RunDirectory
+    from opvi.app.serve import Options, _service
+
+    clean = Path(shutil.copytree(run, run.with_suffix(".clean")))
+    senders = [Sender(number, rows[number::8]) for number in range(8)]
+    chance = random.Random(seed)
+    save = ("--save-every", "0.05")
+
+    async def one(server: Server, seconds: float) -> None:
+        end = asyncio.Event()
+        for sender in senders:
+            sender.port = server.port
+        sending = [asyncio.create_task(sender.send(end)) for sender in senders]
+        await asyncio.sleep(seconds)
+        server.process.send_signal(signal.SIGKILL)
+        end.set()
+        await asyncio.gather(*sending)
+
+    for _ in range(times):
+        server = Server(run, *save, cache=cache)
+        asyncio.run(one(server, 0.1 + chance.random()))
+        server.stop()
+    acknowledged = {f"{sender.number} {at}" for sender in senders for at in range(sender.acknowledged)}
+    with Server(run, *save, cache=cache) as server:
+        ended = server.stop()
+    logged = [json.loads(entry.body)["sender"] for entry in _entries(run)]
+    shutil.copytree(run / "log", clean / "log")
+    with _service.written(RunDirectory(clean), Options("clean"), lambda line: None):
+        pass  # learns the whole log at once, undisturbed
+    table = run.parent / "table.csv"
+    return {
+        "kills": times,
+        "acknowledged": len(acknowledged),
+        "logged": len(logged),
+        "lost": len(acknowledged - set(logged)),
+        "twice": len(logged) - len(set(logged)),
+        "clean_end": ended == 0,
+        "same_bits": kills.same(kills.result(table, run), kills.result(table, clean)),
+    }
+
+
+def _entries(run: Path) -> list[Any]:
+    from opvi.app.serve._log import Log
+
+    log = Log(run / "log", 0)
+    try:
+        return list(log.after(0))
+    finally:
+        log.close()
+
+
+# --- attacks --------------------------------------------------------------------------------------
+
+PATHS = (
+    "/v1/learn",
+    "/v1/predict",
+    "/v2/models/model/infer",
+    "/v1/predict?quantiles=",
+    "/v1/predict?quantiles=nan,1e-400",
+    "/v1/learn?ticket=%00",
+    "/v1/predict?ticket=" + "x" * 500,
+    "/v2/models/%2e%2e/infer",
+    "/v2/models/model/versions/-1/infer",
+    "/..%2f..%2fetc/passwd",
+    "/%ff%fe",
+    "/" + "a" * 3000,
+    "/metrics",
+    "/",
+    "/openapi.json",
+    "/v2/health/ready",
+)
+TEXTS = (
+    b"",
+    b"null",
+    b"[]",
+    b"{}",
+    b"[" * 20_000,
+    b'{"a":' * 5_000 + b"1" + b"}" * 5_000,
+    b'{"a":1e999}',
+    b'{"a":NaN,"b":-Infinity}',
+    b'{"a":' + b"9" * 5_000 + b"}",
+    b'{"a":1,"a":2}',
+    b'{"a":"\\ud800"}',
+    b'{"a":"\xff\xfe"}',
+    b'{"a":"\x00"}',
+    b'[{"a":1},2,"x"]',
+    b"[" + b"{}," * 12_000 + b"{}]",
+    b'{"y":{"y":[1]},"a":[]}',
+    b'{"' + b"k" * 100_000 + b'":1}',
+    b'{"inputs":[{"name":"a","shape":[1],"datatype":"FP64","data":[1]}]}',
+    b'{"inputs":[{"name":"a","shape":[-1],"datatype":"FP64","data":[]}]}',
+    b'{"inputs":[{"name":"a","shape":[9999999999],"datatype":"INT8","parameters":{"binary_data_size":-5}}]}',
+    b'{"inputs":{"name":"a"},"outputs":7,"parameters":[]}',
+    b'{"inputs":[null]}',
+)
+
+
+def hostile(chance: np.random.Generator, count: int, rows: list[dict[str, Any]]) -> Iterator[Request]:
+    """Requests of which none is as it should be, or only just."""
+    tensors = {
+        "inputs": [
+            {"name": name, "shape": [1], "datatype": "BYTES", "data": [str(value)]} for name, value in rows[0].items()
+        ]
+    }
+    for _ in range(count):
+        method = str(chance.choice(["POST"] * 8 + ["GET", "PUT", "DELETE", "OPTIONS", "HEAD", "PATCH"]))
+        path = str(chance.choice(PATHS[: 3 if chance.random() < 0.7 else len(PATHS)]))
+        kind = chance.random()
+        if kind < 0.4:
+            body = bytes(TEXTS[chance.integers(len(TEXTS))])
+        else:
+            sound = tensors if "/v2" in path else rows[chance.integers(len(rows))]
+            body = bytearray(json.dumps(sound).encode())
+            for _ in range(chance.integers(1, 6)):
+                place = int(chance.integers(len(body)))
+                if chance.random() < 0.5:
+                    body[place] = int(chance.integers(256))
+                else:
+                    del body[place : place + int(chance.integers(1, 9))]
+                body = body or bytearray(b"x")
+            body = bytes(body)
+        headers = {}
+        if chance.random() < 0.3:
+            headers["Idempotency-Key"] = str(chance.choice(["", "k", "x" * 300, "\t", "key 1"]))
+        if chance.random() < 0.3:
+            headers[HEADER] = str(
+                chance.choice(["-1", "abc", "1e3", "99999999999999999999", "5", "\u00b2".encode().hex()])
+            )
+        if chance.random() < 0.1:
+            headers["Host"] = str(chance.choice(["evil.example", "127.0.0.1:x", "[::1", "127.0.0.1, evil"]))
+        if chance.random() < 0.1:
+            headers["Content-Type"] = str(chance.choice(["text/plain", "application/x-www-form-urlencoded", ";;;"]))
+        if chance.random() < 0.05:
+            headers["Content-Encoding"] = "gzip"
+        yield method, path, headers, body
+
+
+def raw(request: Request) -> bytes:
+    method, path, headers, body = request
+    given = {"Host": "127.0.0.1", **headers, "Content-Length": str(len(body)), "Connection": "close"}
+    lines = [f"{method} {path} HTTP/1.1", *(f"{name}: {value}" for name, value in given.items())]
+    return "\r\n".join(lines).encode("latin-1") + b"\r\n\r\n" + body
+
+
+def attack(server: Server, rows: list[dict[str, Any]], count: int, seed: int = 0) -> dict[str, Any]:
+    """Send hostile requests over sockets, one in ten of them bytes that are hardly HTTP; what came of it."""
+    chance = np.random.default_rng(seed)
+    statuses: dict[str, int] = {}
+    memory = [resident(server.process.pid)]
+    for number, request in enumerate(hostile(chance, count, rows)):
+        sent = raw(request)
+        if number % 10 == 9:
+            sent = [chance.bytes(300), sent[: len(sent) // 2], sent.replace(b"\r\n", b"\n"), b"GET / HTTP/9.9\r\n\r\n"][
+                number // 10 % 4
+            ]
+        with socket.create_connection(("127.0.0.1", server.port), timeout=20) as sock:
+            sock.sendall(sent)
+            sock.shutdown(socket.SHUT_WR)
+            said = b""
+            try:
+                while part := sock.recv(1 << 16):
+                    said += part
+            except ConnectionResetError:
+                pass
+        status = said[9:12].decode(errors="replace") or "closed"
+        statuses[status] = statuses.get(status, 0) + 1
+        if b"Traceback" in said:
+            raise RuntimeError(f"a traceback in the answer to {sent[:500]!r}")
+        if number % max(1, count // 10) == 0:
+            memory.append(resident(server.process.pid))
+    return {
+        "requests": count,
+        "statuses": dict(sorted(statuses.items())),
+        "alive": server.process.poll() is None,
+        "resident_mib": [round(value, 1) for value in memory],
+    }
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.serve", description=__doc__)
+    parser.add_argument("--core", type=int, help="for the server alone")
+    parser.add_argument("--seconds", type=float, default=5.0, help="of each load")
+    parser.add_argument("--kills", type=int, default=20)
+    parser.add_argument("--attacks", type=int, default=10_000)
+    parser.add_argument("--only", choices=("load", "kills", "attacks"))
+    parser.add_argument("--out", type=Path, default=Path("bench-output"), help="folder for serve.json")
+    options = parser.parse_args()
+    options.out.mkdir(parents=True, exist_ok=True)
+    path = options.out / "serve.json"
+    found = json.loads(path.read_text())["result"] if options.only and path.exists() else {}
+    with tempfile.TemporaryDirectory() as folder:
+        work = Path(folder)
+        if options.only in (None, "load"):
+            found["load"] = load(work, options.core, options.seconds)
+        if options.only in (None, "kills"):
+            (work / "kills").mkdir()
+            run = begin(work / "kills")
+            kills.write_table(work / "kills" / "more.csv", 400_000, seed=1)
+            rows = rows_of(work / "kills" / "more.csv")
+            found["kills"] = killed(run, rows, options.kills, work / "programs")
+        if options.only in (None, "attacks"):
+            (work / "attacks").mkdir()
+            run = begin(work / "attacks")
+            with Server(run, "--name", "model", core=options.core) as server:
+                found["attacks"] = attack(server, rows_of(work / "attacks" / "table.csv"), options.attacks)
+    print(json.dumps(found, indent=1))
+    about = {"machine": machine(), "load_average": os.getloadavg()[0], "command": " ".join(sys.argv[1:])}
+    path.write_text(json.dumps({**about, "opvi": opvi.__version__, "result": found}, indent=1) + "\n")
+    print(f"Written: {path}")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,488 @@
+"""`opvi serve` in this process: what it answers, what it learns, what survives, who may ask."""
+
+import base64
+import errno
+import json
+import os
+import shutil
+import time
+
+import jax
+import numpy as np
+import pytest
+
+pytest.importorskip("starlette", reason="needs the extra `serve`")
+from prometheus_client.parser import text_string_to_metric_families
+
+from benchmarks import kills
+from opvi.adapters._tables import open_source
+from opvi.app import cli
+from opvi.app.learn import RunDirectory, RunError, predict
+from opvi.app.learn._predict import learnt
+from opvi.app.learn._starting import Asked, ready
+from opvi.app.learn._stopping import Stop
+from opvi.app.serve import Options, _guard, _log, _service
+from opvi.app.serve._app import application
+from opvi.app.serve._guard import Guard
+from tests.app.asgi import Client
+from tests.app.test_learning import SMALL
+
+TOKEN = "a-token-of-plain-letters"
+
+
+@pytest.fixture(scope="module")
+def table(tmp_path_factory):
+    path = tmp_path_factory.mktemp("table") / "table.csv"
+    kills.write_table(path, 700)
+    return path
+
+
+@pytest.fixture(scope="module")
+def begun(table, tmp_path_factory):
+    """A run that has learnt the first 500 rows, and the other rows as JSON objects."""
+    folder = tmp_path_factory.mktemp("begun")
+    lines = table.read_text().splitlines()
+    (folder / "first.csv").write_text("\n".join(lines[:501]) + "\n")
+    run = RunDirectory(folder / "model.run")
+    with run.checkpoints as kept:
+        made = ready(run, kept, Asked(str(folder / "first.csv"), target="y", settings=SMALL), Stop())
+        with made.source:
+            made.learner.learn(made.source, made.first, Stop())
+    rows = [dict(zip(lines[0].split(","), line.split(","), strict=True)) for line in lines[501:]]
+    for row in rows:
+        row["a"], row["y"] = float(row["a"]), float(row["y"])
+    rows[7]["c"] = "broken"
+    return run.path, rows
+
+
+@pytest.fixture
+def run(begun, tmp_path):
+    return RunDirectory(shutil.copytree(begun[0], tmp_path / "model.run"))
+
+
+class Served:
+    """A server in this process; `with` starts and ends it."""
+
+    def __init__(self, run, token=None, hosts=("127.0.0.1",), readonly=False, **options):
+        self.options = Options("model", **{"save_every": 1e9, **options})
+        self.context = _service.followed(run) if readonly else _service.written(run, self.options, lambda line: None)
+        self.token, self.hosts = token, hosts
+
+    def __enter__(self):
+        self.made = self.context.__enter__()
+        observers = []
+        app = Guard(
+            application(self.options, self.made, observers),
+            self.hosts,
+            self.token,
+            lambda *told: [one(*told) for one in observers],
+        )
+        self.client = Client(app)
+        self.client.__enter__()
+        return self
+
+    def __exit__(self, *error):
+        self.client.__exit__(None, None, None)
+        self.context.__exit__(*error)
+
+    def post(self, path, content, **headers):
+        body = content if isinstance(content, bytes) else json.dumps(content).encode()
+        named = {name.replace("_", "-"): value for name, value in headers.items()}
+        return self.client.request("POST", path, body, named)
+
+    def get(self, path):
+        return self.client.request("GET", path)
+
+    def learnt_all(self):
+        while self.made.behind and not self.made.failed:
+            time.sleep(0.005)
+
+
+def tree(path):
+    found = learnt(RunDirectory(path)).tree
+    return {name: part for name, part in found.items() if name != "saves"}
+
+
+def same(a, b):
+    pairs = zip(jax.tree.leaves(tree(a)), jax.tree.leaves(tree(b)), strict=True)
+    return all(np.asarray(x).tobytes() == np.asarray(y).tobytes() for x, y in pairs)
+
+
+# --- answers ------------------------------------------------------------------------------------
+
+
+def test_predictions_are_those_of_opvi_predict(run, begun, tmp_path):
+    rows = [{name: value for name, value in row.items() if name != "y"} for row in begun[1][:20]]
+    (tmp_path / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    with open_source(tmp_path / "rows.jsonl") as source:
+        (expected, _), *_ = predict(learnt(run), source, (0.1, 0.9))
+    with Served(run) as server:
+        said = server.post("/v1/predict?quantiles=0.1,0.9", rows)
+        one = server.post("/v1/predict", rows[0]).json()
+        nothing = server.post("/v1/predict", {"a": "x"})
+        odd = [server.post(f"/v1/predict?quantiles={q}", rows[0]).status_code for q in ("0", "a", "0.1,2")]
+    told = said.json()
+    assert (said.status_code, told["target"], len(told["predictions"])) == (200, "y", 20)
+    assert told["predictions"][7] is None
+    assert told["rejected"] == [{"row": 7, "reason": "column 'c': 'broken' is not a number"}]
+    for name in ("mean", "sd", "q0.1", "q0.9"):
+        found = [row[name] if row else np.nan for row in told["predictions"]]
+        np.testing.assert_array_equal(np.float32(found), np.float32(expected[name]))
+    assert set(one["predictions"][0]) == {"mean", "sd", "q0.05", "q0.5", "q0.95"}
+    assert nothing.status_code == 422
+    assert odd == [400] * 3
+
+
+def test_tensors_give_the_same_predictions(run, begun):
+    rows = [row for row in begun[1][:8] if row["c"] != "broken"]
+    columns = {"a": "FP64", "b": "FP64", "c": "FP64", "colour": "BYTES"}
+
+    def tensors(shape):
+        return [
+            {
+                "name": name,
+                "datatype": kind,
+                "shape": shape,
+                "data": [row[name] if kind == "BYTES" else float(row[name] or "nan") for row in rows],
+            }
+            for name, kind in columns.items()
+        ]
+
+    with Served(run) as server:
+        plain = server.post("/v1/predict", rows).json()["predictions"]
+        about = server.get("/v2/models/model").json()
+        for shape in ([7], [7, 1]):
+            said = server.post("/v2/models/model/infer", {"id": "7", "inputs": tensors(shape)}).json()
+            assert (said["id"], said["model_name"], said["model_version"]) == ("7", "model", "1")
+            for output, promised in zip(said["outputs"], about["outputs"], strict=True):
+                assert (output["name"], output["datatype"], output["shape"]) == (promised["name"], "FP64", [7])
+                assert output["data"] == [row[output["name"]] for row in plain]
+        assert [(one["name"], one["datatype"]) for one in about["inputs"]] == list(columns.items())
+        some = server.post("/v2/models/model/infer", {"inputs": tensors([7]), "outputs": [{"name": "sd"}]}).json()
+        assert [output["name"] for output in some["outputs"]] == ["sd"]
+        wrong = {
+            "a missing input": {"inputs": tensors([7])[1:]},
+            "a shape that lies": {"inputs": tensors([6])},
+            "an unknown output": {"inputs": tensors([7]), "outputs": [{"name": "median"}]},
+            "a matrix": {"inputs": tensors([7, 2])},
+            "no request": [1, 2],
+        }
+        for what, content in wrong.items():
+            answer = server.post("/v2/models/model/infer", content)
+            assert answer.status_code == 400, what
+            assert answer.json()["error"], what
+        statuses = [
+            server.get(path).status_code
+            for path in ("/v2", "/v2/health/live", "/v2/health/ready", "/v2/models/model/ready", "/v2/models/other")
+        ]
+        assert statuses == [200] * 4 + [404]
+
+
+# --- learning -----------------------------------------------------------------------------------
+
+
+def test_rows_are_learnt_as_from_a_file_once_whatever_the_cuts(run, begun, tmp_path):
+    rows = begun[1]
+    with Served(run) as server:
+        server.post("/v1/learn", rows[0], Idempotency_Key="first")
+        again = server.post("/v1/learn", rows[0], Idempotency_Key="first").json()
+        other = server.post("/v1/learn", rows[1], Idempotency_Key="first")
+        told = server.post("/v1/learn", rows[1:50]).json()
+        assert (told["first"], told["rows"], told["rejected"]) == (1, 49, 1)
+        assert told["reasons"] == [{"row": 6, "reason": "column 'c': 'broken' is not a number"}]
+        for at in range(50, 200, 7):
+            server.post("/v1/learn", rows[at : at + 7], Idempotency_Key=f"rows {at}")
+        before = shutil.copytree(run.path, tmp_path / "killed.run")  # as a kill would leave it: nothing saved
+    assert again == {"rows": 1, "first": 0, "repeated": True}
+    assert other.status_code == 422
+    done = learnt(run).tree
+    assert done["rejected"]["count"] == 1
+    assert int(done["state"].rows) + len(done["waiting"]["y"]) == 500 + len(rows) - 1
+
+    shutil.rmtree(before / "checkpoints" / "lock", ignore_errors=True)
+    with Served(RunDirectory(before)) as server:  # learns the log, and knows the keys
+        assert server.post("/v1/learn", rows[0], Idempotency_Key="first").json()["repeated"]
+        assert server.post("/v1/learn", rows[50:57], Idempotency_Key="rows 50").json() == {
+            "rows": 7,
+            "first": 50,
+            "repeated": True,
+        }
+    assert same(run.path, before)
+    assert (run.path / "rejected.jsonl").read_text() == (before / "rejected.jsonl").read_text()
+
+    # The same rows from a file, by `opvi learn`; its end fills the last batch up, so it is compared before.
+    (tmp_path / "more.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    copy = RunDirectory(shutil.copytree(begun[0], tmp_path / "file.run"))
+    with copy.checkpoints as kept, open_source(tmp_path / "more.jsonl") as source:
+        made = ready(copy, kept, Asked(str(tmp_path / "more.jsonl"), resume=True), Stop())
+        with made.source, made.learner.writing():
+            for block in source.blocks():
+                made.learner.take(block)
+        for x, y in zip(jax.tree.leaves(made.learner.engine.state), jax.tree.leaves(done["state"]), strict=True):
+            assert np.asarray(x).tobytes() == np.asarray(y).tobytes()
+        np.testing.assert_array_equal(made.learner.waiting[0], done["waiting"]["x"])
+
+
+def test_a_run_that_was_served_resumes_from_its_files(run, begun, capsys):
+    with Served(run) as server:
+        server.post("/v1/learn", begun[1][:5])
+    assert cli.main(["learn", "--run", str(run.path), "--resume", "--target", "y"]) == 0
+    places = learnt(run).tree["places"]
+    assert (places[0]["name"], places[0]["row"]) == ("opvi serve", 5)
+    with Served(run) as server:
+        assert server.post("/v1/learn", begun[1][5]).json()["first"] == 5
+
+
+def test_a_full_disk_refuses_rows_and_goes_on(run, begun, monkeypatch):
+    rows, write, full = begun[1], os.pwrite, [True]
+
+    def pwrite(file, data, at):
+        if full[0]:
+            write(file, data[:10], at)
+            raise OSError(errno.ENOSPC, "No space left on device")
+        return write(file, data, at)
+
+    with Served(run) as server:
+        monkeypatch.setattr(_log.os, "pwrite", pwrite)
+        refused = server.post("/v1/learn", rows[:3])
+        full[0] = False
+        taken = server.post("/v1/learn", rows[3:5])
+    assert (refused.status_code, "No space" in refused.json()["error"]) == (503, True)
+    assert taken.json() == {"rows": 2, "first": 0, "repeated": False}
+    assert [entry.rows for entry in _log.Log(run.path / "log", 0).after(0)] == [2]
+
+
+def test_too_many_waiting_rows_are_refused(run, begun):
+    with Served(run, backlog=30) as server:
+        with server.made.lock:  # learning stands still
+            statuses = [server.post("/v1/learn", begun[1][:10]).status_code for _ in range(5)]
+            late = server.post("/v1/learn", begun[1][:10])
+            assert server.post("/v1/predict", begun[1][0]).status_code == 200  # does not wait for it
+        server.learnt_all()
+        assert server.post("/v1/learn", begun[1][:10]).status_code == 200
+    assert statuses == [200] * 4 + [429]
+    assert late.headers["retry-after"] == "1"
+
+
+def test_a_label_that_comes_later_scores_the_prediction(run, begun):
+    row = {**begun[1][0], "b": 0.25}
+    label = row.pop("y")
+    with Served(run) as server:
+        asked = server.post("/v1/predict?ticket", row).json()
+        said, ticket = asked["predictions"][0], asked["ticket"]
+        told = server.post(f"/v1/learn?ticket={ticket}", {"y": label}).json()
+        again = server.post(f"/v1/learn?ticket={ticket}", {"y": label}).json()
+        gone = server.post("/v1/learn?ticket=unknown", {"y": label})
+        names = {family.name: family for family in _families(server)}
+    error = np.float32(label) - said["mean"]
+    covered = said["q0.05"] <= np.float32(label) <= said["q0.95"]
+    assert told["scored"] == [{"row": 0, "absolute_error": abs(error), "squared_error": error**2, "covered": covered}]
+    assert (again["repeated"], again["first"]) == (True, told["first"])
+    assert gone.status_code == 404
+    assert names["opvi_tickets_scored"].samples[0].value == 1
+    (entry,) = _log.Log(run.path / "log", 0).after(0)
+    assert json.loads(entry.body) == [{**row, "y": label}]  # the whole row is durable, with its numbers
+
+
+def _families(server):
+    return list(text_string_to_metric_families(server.get("/metrics").text))
+
+
+def test_prometheus_reads_the_figures(run, begun):
+    with Served(run) as server:
+        server.post("/v1/learn", begun[1][:40])
+        server.learnt_all()
+        server.post("/v1/predict", b"{")
+        found = {
+            (sample.name, tuple(sorted(sample.labels.items()))): sample.value
+            for family in _families(server)
+            for sample in family.samples
+        }
+        summary = server.made.learner.summary()
+    assert found["opvi_rows_learnt_total", ()] == learnt(run).tree["rows"] == 500 + 20  # 19 wait for a full batch
+    assert found["opvi_rows_logged_total", ()] == 40
+    assert found["opvi_rows_rejected_total", ()] == 1
+    assert found["opvi_queue_rows", ()] == 0
+    assert found["opvi_loss", ()] == pytest.approx(summary.total.loss)
+    assert found["opvi_coverage_ratio", ()] == pytest.approx(summary.total.covered)
+    assert found["opvi_requests_total", (("route", "predict"), ("status", "400"))] == 1
+    assert found["opvi_request_seconds_count", (("route", "learn"),)] == 1
+
+
+def test_the_report_is_the_page_of_opvi_report(run, begun):
+    with Served(run) as server:
+        server.post("/v1/learn", begun[1][:25])
+        server.learnt_all()
+        page = server.get("/")
+    assert page.headers["content-type"] == "text/html; charset=utf-8"
+    assert "script-src 'sha256-" in page.headers["content-security-policy"]
+    assert "Rows learnt" in page.text
+    assert ">520<" in page.text
+
+
+def test_a_follower_swaps_when_a_checkpoint_lands(run, begun, monkeypatch):
+    monkeypatch.setattr(_service, "LOOK", 0.02)
+    row = begun[1][0]
+    with Served(run, readonly=True) as reader:
+        before = reader.post("/v1/predict", row).json()
+        assert reader.post("/v1/learn", row).status_code == 403
+        with Served(run) as writer:
+            writer.post("/v1/learn", begun[1][:60])
+            writer.learnt_all()
+            now = writer.post("/v1/predict", row).json()
+        deadline = time.monotonic() + 20
+        while (after := reader.post("/v1/predict", row).json()) == before and time.monotonic() < deadline:
+            time.sleep(0.02)
+    assert after == now != before
+
+
+def test_classes_and_those_that_come_later(tmp_path):
+    rng = np.random.default_rng(0)
+    x = rng.normal(size=(300, 2))
+    label = np.where(x[:, 0] > 0, "up", "down")
+    lines = [f"{a:.4f},{b:.4f},{name}" for (a, b), name in zip(x, label, strict=True)]
+    (tmp_path / "t.csv").write_text("a,b,kind\n" + "\n".join(lines) + "\n")
+    run = RunDirectory(tmp_path / "model.run")
+    with run.checkpoints as kept:
+        made = ready(run, kept, Asked(str(tmp_path / "t.csv"), target="kind", settings=SMALL), Stop())
+        with made.source:
+            made.learner.learn(made.source, made.first, Stop())
+    with Served(run) as server:
+        said = server.post("/v1/predict?ticket=1", {"a": 2, "b": 0}).json()["predictions"][0]
+        assert said["prediction"] == "up"
+        assert sum(said["probabilities"].values()) == pytest.approx(1, abs=1e-6)
+        scored = server.post("/v1/learn?ticket=1", {"kind": "down"}).json()["scored"][0]
+        assert scored == {"row": 0, "loss": -np.log(said["probabilities"]["down"]), "wrong": True}
+        tensors = [{"name": name, "datatype": "INT32", "shape": [1], "data": [2]} for name in "ab"]
+        outputs = server.post("/v2/models/model/infer", {"inputs": tensors}).json()["outputs"]
+        assert (outputs[0]["data"], outputs[1]["shape"]) == (["up"], [1, 2])
+        server.post("/v1/learn", [{"a": 0, "b": 3, "kind": "new"}] * 40)
+        server.learnt_all()
+        assert set(server.post("/v1/predict", {"a": 0, "b": 3}).json()["predictions"][0]["probabilities"]) == {
+            "up",
+            "down",
+            "new",
+        }
+    assert learnt(run).schema.classes == ["down", "up", "new"]
+
+
+# --- the log ------------------------------------------------------------------------------------
+
+
+def entries(first, *rows):
+    out = []
+    for count in rows:
+        body = json.dumps([{"a": first + i} for i in range(count)]).encode()
+        out.append(_log.Entry(f"key {first}", "digest", first, count, body))
+        first += count
+    return out
+
+
+def test_a_torn_end_is_cut_off_and_damage_before_it_refused(tmp_path):
+    log = _log.Log(tmp_path / "log", 0)
+    log.append(entries(0, 3, 2))
+    log.append(entries(5, 1))
+    log.close()
+    (path,) = (tmp_path / "log").iterdir()
+    whole = path.read_bytes()
+    for cut in range(len(whole) + 1):
+        path.write_bytes(whole[:cut])
+        again = _log.Log(tmp_path / "log", 0)
+        expected = 6 if cut == len(whole) else 5 if cut >= whole.rindex(b"opvi") else 0
+        assert again.rows == expected
+        assert [entry.rows for entry in again.after(0)] == {0: [], 5: [3, 2], 6: [3, 2, 1]}[expected]
+        again.close()
+    for place in range(0, whole.rindex(b"opvi"), 3):  # acknowledged rows follow
+        path.write_bytes(whole[:place] + bytes([whole[place] ^ 1]) + whole[place + 1 :])
+        with pytest.raises(_log.LogError, match=r"is damaged after 0 bytes, and rows that were acknowledged follow"):
+            _log.Log(tmp_path / "log", 0)
+
+
+def test_segments_that_every_checkpoint_holds_are_forgotten(tmp_path, monkeypatch):
+    monkeypatch.setattr(_log, "SEGMENT", 10)
+    log = _log.Log(tmp_path / "log", 0)
+    for first in range(0, 20, 2):
+        log.append(entries(first, 2))
+    log.forget(9)  # in the middle of the fifth
+    assert [int(path.stem) for path in sorted((tmp_path / "log").iterdir())] == [8, 10, 12, 14, 16, 18]
+    log.forget(20)
+    assert [int(path.stem) for path in sorted((tmp_path / "log").iterdir())] == [12, 14, 16, 18]
+    assert set(log.keys) == {"key 12", "key 14", "key 16", "key 18"}
+    log.close()
+    assert [entry.first for entry in _log.Log(tmp_path / "log", 13).after(15)] == [14, 16, 18]
+    with pytest.raises(_log.LogError, match="begins with row 12, but only 3 rows are learnt"):
+        _log.Log(tmp_path / "log", 3)
+    next((tmp_path / "log").glob("*14.log")).unlink()
+    with pytest.raises(_log.LogError, match="lacks the rows from 14 to 16"):
+        _log.Log(tmp_path / "log", 13)
+
+
+# --- who may ask --------------------------------------------------------------------------------
+
+
+def test_names_origins_and_tokens(run, begun):
+    row = begun[1][0]
+    basic = base64.b64encode(f"anyone:{TOKEN}".encode()).decode()
+    with Served(run, token=TOKEN, hosts=("127.0.0.1", "models.example")) as server:
+
+        def status(path="/v1/predict", **headers):
+            headers = {"Authorization": f"Bearer {TOKEN}", **headers}
+            return server.post(path, row, **headers).status_code
+
+        assert status() == status(Host="models.example:8000") == status(Authorization=f"Basic {basic}") == 200
+        assert status(Host="evil.example") == status(Host="") == 421
+        assert status(Origin="http://127.0.0.1") == 200
+        assert status(Origin="http://evil.example") == status(Origin="null") == status(Origin="http://[") == 403
+        for wrong in ("", "Bearer", f"Bearer {TOKEN}x", "Basic !!!", "Basic " + base64.b64encode(b"x").decode()):
+            assert status(Authorization=wrong) == 401
+        refused = server.get("/metrics")
+        assert refused.headers["www-authenticate"].startswith("Basic")
+        assert server.get("/v2/health/ready").status_code == 200
+
+
+def test_bodies_are_bounded(run, begun, monkeypatch):
+    monkeypatch.setattr(_guard, "PATIENCE", 0.2)
+    with Served(run, most_bytes=1000) as server:
+        assert server.post("/v1/predict", b" " * 1001).status_code == 413
+        assert server.client.request("POST", "/v1/learn", [b" " * 400] * 3).status_code == 413
+        assert server.client.request("POST", "/v1/learn", [b"{", None]).status_code == 408
+        assert server.post("/v1/learn", b"{}", Content_Encoding="gzip").status_code == 415
+        assert server.post("/v1/learn", b"[]").status_code == 400
+
+
+@pytest.mark.parametrize(
+    ("words", "expected"),
+    [
+        (["--host", "0.0.0.0"], "can be reached from other computers"),
+        (["--token-file", "{run}/run.json"], "one word of at least 16"),
+        (["--token-file", "{run}/none"], "cannot be read"),
+        (["--ssl-certfile", "x"], "needs both"),
+        (["--readonly", "--host", "256.1.1.1"], "can be reached"),
+    ],
+)
+def test_mistakes_get_a_line_that_says_what_to_do(words, expected, run, capsys):
+    assert cli.main(["serve", str(run.path), *(word.format(run=run.path) for word in words)]) == 1
+    assert expected in capsys.readouterr().err
+
+
+def test_a_folder_without_a_run_is_refused(tmp_path):
+    with pytest.raises(RunError, match="holds no run"), Served(RunDirectory(tmp_path)):
+        pass
+
+
+# --- malformed and hostile ----------------------------------------------------------------------
+
+
+def test_hostile_requests_get_answers_without_a_traceback(run, begun):
+    from benchmarks.serve import hostile
+
+    chance = np.random.default_rng(0)
+    with Served(run) as server:
+        for method, path, headers, body in hostile(chance, 400, begun[1]):
+            said = server.client.request(method, path, body, headers)
+            assert said.status_code < 500, (method, path, body[:200])
+            assert "Traceback" not in said.text
+            assert ".py" not in said.text
+        assert server.post("/v1/predict", begun[1][0]).status_code == 200
+        server.learnt_all()
+        assert not server.made.failed
