@@ -22,6 +22,7 @@ PUBLIC = {
     "opvi.app.cli",
     "opvi.app.learn",
     "opvi.app.report",
+    "opvi.app.serve",
     "opvi.filters",
     "opvi.flows",
     "opvi.flows.fields",
