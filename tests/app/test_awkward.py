@@ -73,6 +73,7 @@ def test_forty_rows_mean_the_same_in_every_spelling(name: str) -> None:
         ("us_money", "currency and percent signs are left off in 'y', 'amount'"),
         ("us", "month, day, year"),
         ("latin1", "is read as cp1252"),
+        ("utf16_big_endian", "is read as utf-16"),
     ],
 )
 def test_a_line_says_what_was_found_and_how_to_change_it(name: str, said: str) -> None:

@@ -1,6 +1,7 @@
 """`opvi learn`, `predict` and `report`: nothing is lost, whatever happens to the process, its disk or its rows."""
 
 import errno
+import http.server
 import json
 import os
 import pickle
@@ -8,6 +9,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
 from typing import NamedTuple
@@ -20,7 +22,7 @@ import pytest
 from benchmarks import kills
 from opvi.adapters._tables import SourceChangedError
 from opvi.app import cli
-from opvi.app.learn import RunDirectory, RunError, Settings, Stopped
+from opvi.app.learn import RunDirectory, RunError, Settings, Stopped, contents
 from opvi.app.learn import _learner as learner
 from opvi.app.learn import _scores as scores
 from opvi.app.learn._learner import Stop
@@ -513,6 +515,70 @@ def test_the_first_figures_come_soon_and_progress_counts_rows(table, tmp_path, m
     assert seen[0][0] == 100
     rows, shares = (np.array(values, float) for values in zip(*seen, strict=True))
     np.testing.assert_allclose(shares, np.minimum(rows, 1500) / 1500, atol=0.03)
+
+
+def test_alarms_are_sent_to_an_address(table, tmp_path, monkeypatch, capsys):
+    """Each once, also across a resumed run; an address that nobody answers ends nothing."""
+    got, add = [], scores.add
+
+    class Hook(http.server.BaseHTTPRequestHandler):
+        def do_POST(self):
+            got.append(json.loads(self.rfile.read(int(self.headers["Content-Length"]))))
+            self.send_response(204)
+            self.end_headers()
+
+        def log_message(self, *_):
+            pass
+
+    def alarmed(made, task, fed):
+        made, seen = add(made, task, fed), int(fed.info.rows[-1])
+        alarms = np.array([row for row in (400, 900) if row <= seen])
+        return made._replace(alarms=alarms, alarm_count=np.array(len(alarms)))
+
+    monkeypatch.setattr(scores, "add", alarmed)
+    words = ["learn", str(table), *OPTIONS, "--run", str(tmp_path / "run"), "--alarm-webhook"]
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Hook) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        address = f"http://127.0.0.1:{server.server_port}/alarms"
+        assert cli.main([*words, address]) == 0
+        assert cli.main([*words, address, "--resume"]) == 0
+        server.shutdown()
+    assert got == [{"run": "run", "event": "drift", "row": row, "target": "y"} for row in (400, 900)]
+    words[words.index("--run") + 1] = str(tmp_path / "alone")
+    assert cli.main([*words, address]) == 0
+    assert "Learning continues" in capsys.readouterr().err
+    with pytest.raises(SystemExit):
+        cli.main([*words, "nowhere"])
+    assert "'nowhere' is not an address" in capsys.readouterr().err
+
+
+def test_columns_tell_their_gaps_and_how_far_they_moved(tmp_path):
+    """Against NumPy, whole and stopped on the way; the text of the page has them."""
+    rng = np.random.default_rng(0)
+    a, b = rng.normal(size=(2, 4000))
+    b[2000:] += 3
+    first = ["" if i % 4 == 0 else f"{value:.4f}" for i, value in enumerate(a)]
+    lines = [f"{text},{y:.4f},{x:.4f}" for text, x, y in zip(first, a, b, strict=True)]
+    path = tmp_path / "t.csv"
+    path.write_text("\n".join(["a,b,y", *lines]) + "\n")
+    whole = learn(path, tmp_path / "whole")
+    with pytest.raises(Stopped):
+        learn(path, tmp_path / "cut", **stopping_after(9))
+    cut = learn(path, tmp_path / "cut")
+    for one, other in zip(whole.columns, cut.columns, strict=True):
+        np.testing.assert_array_equal(one, other)
+    told = {one.name: one for one in whole.columns.told(whole.schema)}
+    assert told["a"].gaps == 0.25
+    assert told["b"].gaps == 0
+    weight = 0.5 ** (np.arange(4000)[::-1] // 20 * 20 / 1000)
+    expected = abs(np.average(b, weights=weight) - b[:1000].mean()) / b[:1000].std()
+    assert told["b"].moved == pytest.approx(expected, rel=1e-3)
+    assert told["a"].moved < 0.2
+    known = contents(learnt(RunDirectory(tmp_path / "cut")), "t", "")
+    assert [one.name for one in known.columns] == ["a", "b"]
+    assert known.figures["mae"] > 0
+    assert known.settings["source"] == str(path)
+    assert "UTC" in known.settings["last saved"]
 
 
 def test_an_alarm_may_be_an_exit_status(table, tmp_path, monkeypatch):

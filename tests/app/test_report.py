@@ -19,6 +19,7 @@ import pytest
 import opvi
 from opvi.app.report import (
     Coefficient,
+    ColumnTold,
     Contents,
     Effect,
     Histogram,
@@ -746,3 +747,26 @@ def test_the_plane_keeps_distances():
     broken[0] = NAN
     assert np.isnan(plane(broken, even)[0][0]).all()
     assert np.isfinite(plane(broken, even)[0][1:]).all()
+
+
+# --- what people look for -------------------------------------------------------------------------
+
+
+def test_absolute_errors_columns_and_classes_are_on_the_page():
+    told = [ColumnTold("cost", "number", 1, 0.25, 0.1), ColumnTold("shop", "levels", 3, 0.0, 2.5),
+            ColumnTold("day", "date", 5, 0.0, NAN), ColumnTold("flag", "number", 1, 0.0, math.inf)]  # fmt: skip
+    text = page(contents(figures={"mae": 0.5, "r2": 0.875}, columns=told))
+    assert "Mean absolute error" in text
+    assert "R² is 0.875" in text
+    moved = [text.index(word) for word in (">flag<", ">shop<", ">cost<", ">day<")]
+    assert moved == sorted(moved)  # what moved most comes first
+    assert "was constant" in text
+    assert "2.5 sd" in text
+    assert "25.0 %" in text.replace("\u00a0", " ")
+    table = {"a": {"a": 8, "b": 2, "c": 0}, "b": {"a": 5, "b": 5, "c": 10}, "c": {"a": 0, "b": 0, "c": 0}}
+    named = page(labelled(figures={"confusion": table}))
+    named = named.replace("\u00a0", " ")
+    assert "c (50.0 %), a (25.0 %)" in named  # what b was taken for
+    assert "80.0 %" in named
+    assert "Area under ROC" not in named
+    assert "Area under ROC" in page(labelled(figures={"auc": 0.75}))

@@ -85,7 +85,7 @@ def joined(parts: list[Encoded]) -> Encoded:
         np.concatenate([part.y for part in parts]),
         np.concatenate([part.row for part in parts]),
         [rejected for part in parts for rejected in part.rejected],
-        sum(part.filled for part in parts),
+        sum(part.gaps for part in parts),
     )
 
 
@@ -116,7 +116,7 @@ def test_csv_becomes_the_numbers_it_means(tmp_path: Path) -> None:
     assert table["date: hour cos"] == pytest.approx([1, 0, 0, 1], abs=1e-6)
     assert table["date: weekday sin"] == pytest.approx([0, np.sin(2 * np.pi / 7), 0, np.sin(4 * np.pi / 7)])  # a Monday
     assert table["date: year cos"] == [0, 0, 0, 0]
-    assert out.filled == 2 + 1 + 1 + 1
+    assert out.gaps.sum() == 2 + 1 + 1 + 1
     assert Schema.from_json(json.loads(json.dumps(schema.to_json()))) == schema
 
 

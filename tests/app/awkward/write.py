@@ -129,6 +129,8 @@ def tables() -> dict[str, bytes]:
     )
     out["latin1"] = latin.encode("cp1252")
     out["latin1_late"] = table(";", day=dotted, money=german, share=comma).encode("cp1252")
+    out["utf16_tabs"] = ("\ufeff" + table("\t", end="\r\n")).encode("utf-16-le")  # a spreadsheet's "Unicode text"
+    out["utf16_big_endian"] = ("\ufeff" + table(";", day=dotted, money=german, share=comma)).encode("utf-16-be")
     return out
 
 

@@ -10,7 +10,7 @@ import pyarrow as pa
 from pyarrow import csv
 
 from opvi.adapters._tables._block import MOST_COLUMNS, Block, Rejected, TableError, quoted, shown
-from opvi.adapters._tables._encodings import AsUtf8
+from opvi.adapters._tables._encodings import LATIN, AsUtf8
 from opvi.adapters._tables._feeds import Feed, Reader
 from opvi.adapters._tables._lines import Grammar, Records, csv_records, whole_lines
 from opvi.adapters._tables._spelling import MISSING
@@ -30,7 +30,8 @@ class Delimited(Reader):
         self.feed, self.delimiter = feed, delimiter
         text = AsUtf8(pieces)
         if text.encoding:
-            self.notes = [f"{feed.name} is not UTF-8: it is read as {text.encoding}, Windows' Latin-1"]
+            name = {LATIN: "Windows' Latin-1"}.get(text.encoding, "Unicode text of spreadsheets")
+            self.notes = [f"{feed.name} is not UTF-8: it is read as {text.encoding}, {name}"]
         lines = whole_lines(self.counted(text))
         header, rest = self._header(lines)
         self.columns, self.handed = self._names(header), len(header) + 1

@@ -4,7 +4,8 @@ import codecs
 from collections.abc import Iterator
 from itertools import chain
 
-LATIN = "cp1252"  # Windows' Latin-1
+LATIN, WIDE = "cp1252", "utf-16"  # Windows' Latin-1; what spreadsheets call Unicode text
+WIDE_MARKS = (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)  # how such a file begins
 LONGEST = 1 << 17  # bytes in which a first line is looked for
 LINES = 3  # that must look like it, if the first does not
 # Bytes that such a file holds: letters with accents, signs of currency, quotes, dashes, fractions, a hard space.
@@ -20,13 +21,23 @@ class AsUtf8:
             first += piece
             if b"\n" in first or len(first) > LONGEST:
                 break
-        self.encoding = LATIN if is_latin(first) else ""
+        self.encoding = WIDE if first.startswith(WIDE_MARKS) else LATIN if is_latin(first) else ""
         self._pieces = chain([first] if first else [], pieces)
 
     def __iter__(self) -> Iterator[bytes]:
         if not self.encoding:
             return self._pieces
+        if self.encoding == WIDE:
+            return _from_wide(self._pieces)
         return (_decoded(piece) for piece in self._pieces)  # one byte, one letter: a piece may end anywhere
+
+
+def _from_wide(pieces: Iterator[bytes]) -> Iterator[bytes]:
+    """UTF-16 as UTF-8; a letter may be cut in two, and what is no letter becomes \ufffd."""
+    decoder = codecs.getincrementaldecoder(WIDE)("replace")
+    for piece in chain(pieces, [b""]):
+        if text := decoder.decode(piece, final=not piece):
+            yield text.encode("utf-8", "replace")
 
 
 def is_latin(text: bytes) -> bool:

@@ -59,7 +59,7 @@ class Encoded(NamedTuple):
     y: np.ndarray | None  # [n] float32, or int32 for classes
     row: np.ndarray  # [n] int64, numbers in the source
     rejected: list[Rejected]  # malformed rows of the block included
-    filled: int  # gaps filled in
+    gaps: np.ndarray  # [columns of the source] of these rows, filled in
 
 
 class Schema(NamedTuple):
@@ -129,25 +129,24 @@ class Schema(NamedTuple):
         numbers = block.numbers
         x = np.zeros((len(numbers), len(self.features)), np.float32)
         reasons: dict[int, str] = {}
-        gaps = np.zeros(len(numbers), np.int64)
+        gaps = np.zeros((len(self.columns), len(numbers)), bool)
         y = None
         if with_target:
             y = self._target(block, len(numbers), reasons)
         first = 0
-        for column in self.columns:
+        for place, column in enumerate(self.columns):
             width = len(column.features)
             array = raw(block, column.name, len(numbers))
             _refuse_nested(block, column.name, reasons)
-            missing = encode_column(column, array, x[:, first : first + width], reasons)
-            gaps += missing
+            gaps[place] = encode_column(column, array, x[:, first : first + width], reasons)
             first += width
         if not reasons:
-            return Encoded(x, y, numbers, list(block.malformed), int(gaps.sum()))
+            return Encoded(x, y, numbers, list(block.malformed), gaps.sum(1))
         keep = np.ones(len(numbers), bool)
         keep[list(reasons)] = False
         refused = [Rejected(int(numbers[i]), reason, _spell(block, i)) for i, reason in reasons.items()]
         rejected, y = sorted([*block.malformed, *refused]), None if y is None else y[keep]
-        return Encoded(x[keep], y, numbers[keep], rejected, int(gaps[keep].sum()))
+        return Encoded(x[keep], y, numbers[keep], rejected, gaps[:, keep].sum(1))
 
     def _target(self, block: Block, rows: int, reasons: dict[int, str]) -> np.ndarray:
         """Targets of all rows; what stands at those with a reason means nothing."""

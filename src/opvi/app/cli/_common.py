@@ -8,6 +8,7 @@ from contextlib import contextmanager
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TypeAlias
+from urllib.parse import urlsplit
 
 Commands: TypeAlias = "argparse._SubParsersAction[argparse.ArgumentParser]"  # where a command adds its own
 
@@ -34,6 +35,14 @@ def between(low: int, high: int) -> Callable[[str], int]:
         return value
 
     return whole
+
+
+def address(text: str) -> str:
+    """Return an address of the web."""
+    parts = urlsplit(text)
+    if parts.scheme not in ("http", "https") or not parts.netloc:
+        raise argparse.ArgumentTypeError(f"{text!r} is not an address such as https://host/path")
+    return text
 
 
 def above_zero(text: str) -> float:

@@ -9,7 +9,7 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from opvi.app.cli._common import CommandError, Commands, above_zero, between, explained, positive, prepare
+from opvi.app.cli._common import CommandError, Commands, above_zero, address, between, explained, positive, prepare
 
 if TYPE_CHECKING:  # loading them takes a second, which `opvi --help` must not
     from opvi.app.learn import Learner
@@ -79,6 +79,9 @@ def add_learn(commands: Commands) -> None:
     command.add_argument(
         "--alarm-exit", action="store_true", help=f"end with status {DRIFTED} if a drift alarm sounded in this call"
     )
+    command.add_argument(
+        "--alarm-webhook", type=address, metavar="URL", help="send every drift alarm there: a POST with JSON"
+    )
     command.set_defaults(handler=learn)
 
 
@@ -116,7 +119,7 @@ def learn(options: argparse.Namespace) -> int:
         try:
             with _signals(stop), alone(run, _asked(options), stop) as made:
                 before = made.learner.summary().alarm_count
-                _learn(made, stop, folder, options.watch)
+                _learn(made, stop, folder, options)
         except Stopped as why:
             saved = run.checkpoints.newest()
             rows = int(saved["rows"]) if saved else 0
@@ -129,15 +132,26 @@ def learn(options: argparse.Namespace) -> int:
     return 0
 
 
-def _learn(made: "Ready", stop: "Stop", folder: Path, watch: int | None) -> None:
+def _learn(made: "Ready", stop: "Stop", folder: Path, options: argparse.Namespace) -> None:
     from opvi.app.cli._screen import Screen
+    from opvi.app.cli._webhook import Webhook
 
     with ExitStack() as stack:
-        if watch is not None:
-            server = stack.enter_context(_served(made.learner, folder, watch))
+        if options.watch is not None:
+            server = stack.enter_context(_served(made.learner, folder, options.watch))
             made.messages.append(f"The report, live: {server.url}")
+        hook = None
+        if options.alarm_webhook:
+            known = made.learner.summary().alarm_count
+            hook = stack.enter_context(Webhook(options.alarm_webhook, folder.name, known))
         screen = stack.enter_context(Screen(made.learner, made.messages))
-        made.learner.learn(made.source, made.first, stop, screen.show)
+
+        def show(learner: "Learner", share: float | None) -> None:
+            screen.show(learner, share)
+            if hook is not None:
+                hook.show(learner)
+
+        made.learner.learn(made.source, made.first, stop, show)
 
 
 def _served(learner: "Learner", folder: Path, port: int) -> "Server":

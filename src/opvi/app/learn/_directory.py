@@ -3,6 +3,7 @@
 import json
 import os
 from collections.abc import Sequence
+from datetime import UTC, datetime
 from pathlib import Path
 
 from opvi.adapters._tables import Json, Rejected
@@ -50,7 +51,15 @@ class RunDirectory:
     def begin(self, about: Json) -> None:
         """Write down what was chosen: the schema, the model, the versions."""
         self.path.mkdir(parents=True, exist_ok=True)
-        self.write(ABOUT, {"format": FORMAT, **about})
+        self.write(ABOUT, {"format": FORMAT, "began": datetime.now(UTC).isoformat(timespec="seconds"), **about})
+
+    def saved(self) -> str | None:
+        """Return when the run was last saved."""
+        try:
+            seconds = (self.path / METRICS).stat().st_mtime
+        except OSError:
+            return None
+        return datetime.fromtimestamp(seconds, UTC).isoformat(timespec="seconds")
 
     def about(self) -> Json:
         """Return what was chosen when the run began."""

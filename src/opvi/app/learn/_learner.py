@@ -14,6 +14,7 @@ from opvi.adapters._carried import carried, room_for
 from opvi.adapters._tables import Block, Encoded, Json, Rejected, RowSource, Schema, cut
 from opvi.app.learn import _scores as scoring
 from opvi.app.learn._classes import met
+from opvi.app.learn._columns import ColumnSums
 from opvi.app.learn._directory import METRICS, RunDirectory, RunError
 from opvi.app.learn._figures import Figures
 from opvi.app.learn._model import Settings, check_columns, described, describes, later, model
@@ -83,6 +84,7 @@ class Learner:
         self.engine = self._engine(model(schema, settings))
         self.scores = scoring.start(schema.task, len(schema.classes))
         self.figures = Figures.start(len(schema.classes))
+        self.columns = ColumnSums.start(schema)
         self.places: list[Place] = []
         self.kinds: dict[str, int] = {}
         self.rejected = self.filled = self.saves = 0
@@ -117,6 +119,7 @@ class Learner:
             "rows": self.rows,
             "scores": self.scores,
             "figures": self.figures,
+            "columns": self.columns,
             "waiting": {"x": x, "y": y},
             "places": [place._asdict() for place in self.places],
             "rejected": {"size": self._size, "count": self.rejected},
@@ -142,14 +145,16 @@ class Learner:
                 self.engine = self._engine(model(self.schema, self.settings, self.room))
             try:
                 like = {"state": self.engine.state, "scores": self.scores}
-                tree = shaped(tree, {**like, "figures": self.figures} if "figures" in tree else like)
+                more = {"figures": self.figures, "columns": self.columns}  # an older opvi had none
+                tree = shaped(tree, like | {name: value for name, value in more.items() if name in tree})
             except CheckpointError as error:
                 raise RunError(
                     f"the checkpoints of {self.run.path} hold a model of another shape than its run.json describes: "
                     f"{error} One of the two comes from another run."
                 ) from None
             self.engine.state, self.scores = tree["state"], tree["scores"]
-            self.figures = tree.get("figures", Figures.start(self.room))  # an older opvi had none
+            self.figures = tree.get("figures", Figures.start(self.room))
+            self.columns = tree.get("columns", self.columns)
             self.waiting = tree["waiting"]["x"], tree["waiting"]["y"]
             self.places = [Place(**place) for place in tree["places"]]
             self.kinds, self.filled = tree["kinds"], tree["filled"]
@@ -244,11 +249,12 @@ class Learner:
             self.kinds[kind] = self.kinds.get(kind, 0) + 1
         self._size += written
         self.rejected += len(encoded.rejected)
-        self.filled += encoded.filled
+        self.filled += int(encoded.gaps.sum())
+        self.columns = self.columns.met(encoded)
 
     def _feed(self, x: np.ndarray, y: np.ndarray) -> None:
         """Learn rows; those beyond full batches wait for more. Before a batch with too many classes the model grows."""
-        before = self.engine, self.engine.state, self.engine.waiting, self.scores, self.figures, self.room
+        before = self.engine.state, self.engine.waiting, self.scores, self.figures, self.columns, self.engine, self.room
         try:
             while self.schema.task == "classification" and len(late := np.flatnonzero(y >= self.room)):
                 held = len(self.waiting[1])
@@ -258,7 +264,8 @@ class Learner:
                 x, y = x[ready:], y[ready:]
             self.count(self.engine.feed((x, y)))
         except BaseException:
-            self.engine, self.engine.state, self.engine.waiting, self.scores, self.figures, self.room = before
+            state, waiting, self.scores, self.figures, self.columns, self.engine, self.room = before
+            self.engine.state, self.engine.waiting = state, waiting
             raise
 
     def _widen(self, room: int) -> None:
@@ -281,6 +288,7 @@ class Learner:
                 fed = fed._replace(data=(fed.data[0], np.exp(np.asarray(fed.data[1], float))))
             self.scores = scoring.add(self.scores, self.schema.task, fed)
             self.figures = self.figures.add(self.schema.task, fed)
+            self.columns = self.columns.add(fed)
 
     def _set_aside(self, bad: list[Rejected], name: str) -> int:
         """Write rejected rows after the last that count; return the bytes written."""

@@ -9,7 +9,9 @@ import numpy as np
 
 from opvi.adapters._tables import Json, Rejected, Schema, Source, TableError
 from opvi.app.learn import _scores as scoring
+from opvi.app.learn._columns import ColumnSums
 from opvi.app.learn._directory import RunDirectory, RunError
+from opvi.app.learn._figures import Figures
 from opvi.app.learn._model import Settings, about_model, check_columns, describes, later, model
 from opvi.app.learn._positive import positive_moments
 from opvi.predictive import Predictive
@@ -54,7 +56,9 @@ def learnt(run: RunDirectory) -> Learnt:
         raise RunError(f"{run.path / 'run.json'} describes a model that cannot be made: {error}") from None
     try:
         state = jax.eval_shape(sampler.init, jax.random.key(0))
-        tree = shaped(tree, {"state": state, "scores": scoring.start(schema.task, len(schema.classes))})
+        like = {"state": state, "scores": scoring.start(schema.task, len(schema.classes))}
+        more = {"figures": Figures.start(room), "columns": ColumnSums.start(schema)}  # an older opvi had none
+        tree = shaped(tree, like | {name: value for name, value in more.items() if name in tree})
     except CheckpointError as error:
         why = f" ({str(error).rstrip('.')})"
     if why or not describes(tree.get("about"), begun, settings):
@@ -62,7 +66,7 @@ def learnt(run: RunDirectory) -> Learnt:
             f"{run.path / 'run.json'} describes other columns or another model than the checkpoints were saved with"
             f"{why}. Bring the old one back."
         )
-    return Learnt(about, schema, settings, sampler, tree, kept.damaged)
+    return Learnt({**about, "saved": run.saved()}, schema, settings, sampler, tree, kept.damaged)
 
 
 def predict(

@@ -1,6 +1,7 @@
 """A run as the report shows it."""
 
 import platform
+from datetime import datetime, timedelta
 from importlib.metadata import version
 
 import numpy as np
@@ -22,7 +23,9 @@ def _settings(known: Learnt) -> dict[str, str]:
     """The settings in words."""
     settings, schema = known.settings, known.schema
     hidden = widths(schema, settings)
+    sources = [place["name"] for place in known.tree["places"]]
     told = {
+        "source": ", then ".join(dict.fromkeys(sources)),
         "target": schema.target,
         "task": schema.task,
         "inputs": f"{len(schema.features)} encoded from {len(set(schema.origin))} columns",
@@ -34,9 +37,23 @@ def _settings(known: Learnt) -> dict[str, str]:
     }
     if schema.positive:
         told["scale"] = "the logarithm of the target is learnt; effects are on that scale, figures on the target's own"
+    began, saved = (_moment(known.about.get(name)) for name in ("began", "saved"))
+    if began is not None:
+        told["began"] = f"{began:%Y-%m-%d %H:%M} UTC"
+    if began is not None and saved is not None and saved >= began:
+        told["last saved"] = (
+            f"{saved:%Y-%m-%d %H:%M} UTC, {timedelta(seconds=round((saved - began).total_seconds()))} later"
+        )
     if settings.memory_rows:
         told["rows kept to learn from again"] = f"{settings.memory_rows:,}"
     return told
+
+
+def _moment(text: object) -> datetime | None:
+    try:
+        return datetime.fromisoformat(str(text))
+    except ValueError:
+        return None
 
 
 def contents(known: Learnt, title: str, command: str) -> Contents:
@@ -60,6 +77,8 @@ def contents(known: Learnt, title: str, command: str) -> Contents:
         baseline=summary.baseline,
         curve=summary.curve,
         calibration=summary.calibration,
+        figures=tree["figures"].told(schema.task, classes) if "figures" in tree else {},
+        columns=tree["columns"].told(schema) if "columns" in tree else [],
         alarms=summary.alarms,
         settings=_settings(known),
         versions={**known.about.get("versions", {})},

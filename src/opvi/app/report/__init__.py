@@ -1,6 +1,7 @@
 """A run as one self-contained HTML page; `_server` shows it live on this computer."""
 
 from opvi.app.report._contents import Coefficient as Coefficient
+from opvi.app.report._contents import ColumnTold as ColumnTold
 from opvi.app.report._contents import Contents as Contents
 from opvi.app.report._contents import Effect as Effect
 from opvi.app.report._contents import Histogram as Histogram

@@ -68,6 +68,16 @@ class Projection(NamedTuple):
     unit: str = ""  # what a coefficient is the change of
 
 
+class ColumnTold(NamedTuple):
+    """What became of a column of the source."""
+
+    name: str
+    kind: str
+    inputs: int  # numbers that it became
+    gaps: float  # share of the rows
+    moved: float  # recent mean against that of the first rows, in their standard deviations; NaN: not known
+
+
 class Contents(NamedTuple):
     """All that a page says about a run."""
 
@@ -83,6 +93,8 @@ class Contents(NamedTuple):
     baseline: float  # error of predicting the mean so far, or the most frequent label so far
     curve: Sequence[Stretch]
     calibration: Histogram
+    figures: Mapping[str, object] = {}  # mae, r2, auc, confusion: those there are
+    columns: Sequence[ColumnTold] = ()
     alarms: Sequence[int] = ()  # rows at which the drift alarm sounded
     effects: Sequence[Effect] = ()
     posterior: Projection | None = None

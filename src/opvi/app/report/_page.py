@@ -4,11 +4,12 @@ import base64
 import hashlib
 import itertools
 import math
+from collections.abc import Mapping
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
-from opvi.app.report._contents import Contents, calibration_error
+from opvi.app.report._contents import ColumnTold, Contents, calibration_error
 from opvi.app.report._model_charts import effects, posterior
 from opvi.app.report._prediction_charts import calibration, learning
 from opvi.app.report._words import clean, counted, number, percent, short
@@ -73,6 +74,8 @@ def page(contents: Contents, *, live: bool = False) -> str:
         particles=posterior(contents.posterior),
         rejected=sum(contents.rejected.values()),
         reasons=_reasons(contents),
+        confusion=_confusion(contents),
+        columns=_columns(contents),
     )
 
 
@@ -101,14 +104,58 @@ def headline(contents: Contents) -> list[tuple[str, str, str]]:
         honest = ("Calibration error (ECE)", percent(ece), "mean gap between confidence and accuracy")
         even = math.log(len(contents.classes)) if contents.classes else math.nan
         loss_note = f"lower is better; guessing evenly costs {number(even, 3)}"
+    figures = contents.figures
+    mae, r2, auc = (_known(figures.get(name)) for name in ("mae", "r2", "auc"))
+    more = []
+    if regression and math.isfinite(mae):
+        more = [("Mean absolute error", number(mae), f"R² is {number(r2, 3)}: the share of the variance predicted")]
+    elif math.isfinite(auc):
+        more = [("Area under ROC", number(auc, 3), "a half is guessing, 1 ranks every pair of rows correctly")]
     last = f"last at row {contents.alarms[-1]:,}" if contents.alarms else "predictions never became suddenly worse"
     return [
         ("Rows learnt", f"{contents.rows:,}", "each predicted before it was learnt"),
         error,
+        *more,
         ("Loss, nats per row", number(total.loss), loss_note),
         honest,
         ("Rows rejected", f"{rejected:,}", f"{percent(share)} of all" if rejected else "every row fitted"),
         ("Drift alarms", f"{len(contents.alarms):,}", last if contents.rows else "nothing predicted yet"),
+    ]
+
+
+def _known(value: object) -> float:
+    return float(value) if isinstance(value, float | int) else math.nan
+
+
+def _confusion(contents: Contents) -> list[tuple[str, ...]]:
+    """Rows of a table: the class, its rows, how many were named correctly, and what they were taken for most often."""
+    table = contents.figures.get("confusion")
+    if not isinstance(table, Mapping):
+        return []
+    out = []
+    for name, row in table.items():
+        rows = sum(row.values())
+        wrong = sorted(((count, other) for other, count in row.items() if other != name and count), reverse=True)[:3]
+        taken = ", ".join(f"{short(other, 40)} ({percent(count / rows)})" for count, other in wrong)
+        out.append((rows, (short(name, 60), f"{rows:,}", percent(row[name] / rows) if rows else "–", taken or "–")))
+    return [told for _, told in sorted(out, key=lambda one: -one[0])]
+
+
+def _columns(contents: Contents) -> list[tuple[str, ...]]:
+    """Rows of a table: each column with its gaps and how far it moved, those that moved most first."""
+
+    def order(one: ColumnTold) -> float:
+        return -one.moved if one.moved == one.moved else 0.0
+
+    return [
+        (
+            short(one.name, 60),
+            one.kind,
+            str(one.inputs),
+            percent(one.gaps) if one.gaps else "none",
+            "–" if one.moved != one.moved else "was constant" if math.isinf(one.moved) else f"{one.moved:.1f} sd",
+        )
+        for one in sorted(contents.columns, key=order)
     ]
 
 
