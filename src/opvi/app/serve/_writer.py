@@ -47,7 +47,8 @@ def joined(works: Sequence[Work]) -> Work:
     parts = [work.encoded for work in works]
     x, y, row = (np.concatenate([part[i] for part in parts]) for i in range(3))
     rejected = [one for part in parts for one in part.rejected]
-    return Work(works[-1].schema, Encoded(x, y, row, rejected, sum(part.filled for part in parts)), works[-1].end)
+    gaps = np.sum([part.gaps for part in parts], 0)
+    return Work(works[-1].schema, Encoded(x, y, row, rejected, gaps), works[-1].end)
 
 
 class Writer:
