@@ -122,22 +122,45 @@ def beside_a_loop() -> Iterator[Result]:
 
 
 def on_disk() -> Iterator[Result]:
-    """Every model goes to disk and comes back in each call, and a save and a load of all."""
+    """Every model goes to disk and comes back in each call; a save of all models and of a hundredth, and a load."""
     yield learning("SVGD", MODELS, 20, hot=MODELS // 10)
-    made, (ids, data) = fleet("SVGD", batch_size=20), arrivals("SVGD", MODELS, 20)
-    made.learn(ids, data)
-    folder = Path(tempfile.mkdtemp(prefix="opvi-fleet-"))
-    for what, call in (
-        ("save", lambda: made.save(folder)),
-        ("load", lambda: opvi.Fleet.load(folder, made.sampler)),
-    ):
-        timing = repeat(call, 2.0)
-        size = sum(path.stat().st_size for path in folder.iterdir())
-        cost = 1e3 * timing.median / MODELS
-        yield Result(what, f"{MODELS:,} models", cost, "µs a model", None, {what: timing}, {"bytes": size})
-    for path in folder.iterdir():
-        path.unlink()
-    folder.rmdir()
+    with tempfile.TemporaryDirectory(prefix="opvi-fleet-") as folder:
+        made, (ids, data) = fleet("SVGD", batch_size=20, path=Path(folder) / "fleet"), arrivals("SVGD", MODELS, 20)
+        few = ids < MODELS // 100
+        for what, rows in (("save", slice(None)), ("save 1 %", few), ("load", few)):
+            times = []
+            for _ in range(6):
+                made.learn(ids[rows], jax.tree.map(lambda leaf, rows=rows: leaf[rows], data))
+                start = time.perf_counter()
+                if what == "load":
+                    made.close()
+                    made = fleet("SVGD", batch_size=20, path=Path(folder) / "fleet")
+                    made.state(0)
+                else:
+                    made.save()
+                times.append(1e3 * (time.perf_counter() - start))
+            timing = Timing(times[0], times[1:])
+            size = sum(path.stat().st_size for path in Path(folder).iterdir())
+            about = f"{MODELS:,} models"
+            yield Result(what, about, timing.median, "ms", None, {what: timing}, {"bytes": size})
+
+
+def one_row() -> Iterator[Result]:
+    """A call of one row beside its share of a call of all."""
+    for batch_size in (1, 20):
+        made, (ids, (X, y)) = fleet("OPVI", batch_size=batch_size), arrivals("OPVI", MODELS, batch_size)
+        bulk = repeat(lambda made=made, ids=ids, X=X, y=y: made.learn(ids, (X, y)), 2.0)
+
+        def rows(made: Any = made, ids: Any = ids, X: Any = X, y: Any = y) -> None:
+            for row in range(1000):
+                made.learn(ids[row : row + 1], (X[row : row + 1], y[row : row + 1]))
+
+        one = repeat(rows, 2.0)
+        value = 1e3 * one.median / 1000
+        extra = {"bulk_us": 1e3 * bulk.median / len(ids), "times_bulk": value / (1e3 * bulk.median / len(ids))}
+        yield Result(
+            "one row a call", f"batch {batch_size}", value, "µs a row", None, {"one": one, "bulk": bulk}, extra
+        )
 
 
 def table(results: list[dict[str, Any]]) -> str:
@@ -168,7 +191,7 @@ def main() -> None:
     folder.mkdir(parents=True, exist_ok=True)
     threadpool_limits(limits=1)  # several threads are slower for matrices this small
     about, done = machine("python -m benchmarks.fleet"), []
-    for source in (by_sampler, by_size, beside_a_loop, on_disk):
+    for source in (by_sampler, by_size, beside_a_loop, one_row, on_disk):
         for result in source():
             done.append({**result.summary(), "timings": {k: _short(t) for k, t in result.timings.items()}})
             met = {None: "", True: "(met)", False: "(missed)"}[result.met]

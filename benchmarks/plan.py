@@ -46,7 +46,6 @@ def billion(folder: Path) -> dict[str, float]:
         "regressor, pairs of cores": regressor / 1e3 * ROWS_A_SECOND,
         "fleet, pairs of cores": ROWS_A_SECOND / updates,
         "fleet, times over on one pair": updates / ROWS_A_SECOND,
-        f"fleet, row-updates a second on {NODES} nodes": NODES * updates,
         "network, rows a second on one GPU": rows,
         "network, GPUs": ROWS_A_SECOND / rows,
         **{f"reading {kind}, cores": us / 1e6 * ROWS_A_SECOND for kind, us in reading.items()},

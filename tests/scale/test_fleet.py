@@ -1,3 +1,8 @@
+import os
+import sqlite3
+import subprocess
+import sys
+import threading
 from dataclasses import dataclass, field
 
 import jax
@@ -7,8 +12,11 @@ import pytest
 
 import opvi
 from opvi.predictive import Categorical, Predictive
-from opvi.scale.fleet import _rows as rows
-from opvi.scale.fleet._table import Table
+from opvi.running import CheckpointError
+from opvi.running._saving import LockedError
+from opvi.scale.fleet import Keyed
+from opvi.scale.fleet import _programs as programs
+from opvi.scale.fleet._store import Store
 
 TARGET = opvi.linear_regression(2)
 SAMPLERS = {  # noise drawn from each model's key; whole numbers among the data; a tracker that scales and calibrates
@@ -92,9 +100,8 @@ def test_samplers_that_factorise_matrices_go_one_at_a_time():
         fleet.learn([0], rows_of(1, labels=True))
     assert len(fleet) == 0
     for fleet, data, threads in ((opvi.Fleet(FILTER, 0), rows_of(1, labels=True), 1), (fleet_of(), rows_of(1), None)):
-        before = fleet._workers.threads
         fleet.learn([0], data)
-        assert fleet._workers.threads == (threads or before)
+        assert fleet._keyed._workers.threads == (threads or len(os.sched_getaffinity(0)))
 
 
 def test_start_and_key_depend_on_the_id_alone():
@@ -153,7 +160,7 @@ def test_few_programs_serve_calls_of_any_length_and_fleets_of_equal_samplers():
         return opvi.Fleet(Counting(opvi.langevin(TARGET, step=0.01)), 0, batch_size=4, particles=3)
 
     first, second = fleet(), fleet()
-    for ids in ([0] * 4, np.arange(100).repeat(4)):  # few models, many
+    for ids in ([0] * 4, [0] * 8, np.arange(100).repeat(4)):  # one batch, few, many
         first.learn(ids, rows_of(len(ids)))
         first.predict(ids, rows_of(len(ids))[0])
     before = len(first.sampler.traced)
@@ -166,30 +173,30 @@ def test_few_programs_serve_calls_of_any_length_and_fleets_of_equal_samplers():
     assert second.sampler.traced == []
 
 
-def test_cold_models_come_back_with_every_bit_and_every_row(tmp_path):
-    small, large = fleet_of(hot=3, folder=tmp_path), fleet_of()
+@pytest.mark.parametrize("name", [None, "fleet"])
+def test_cold_models_come_back_with_every_bit_and_every_row(tmp_path, name):
+    small, large = fleet_of(hot=3, path=name and tmp_path / name), fleet_of()
     for seed in range(4):
         ids, data = ragged(60, 12, seed), rows_of(60, seed=seed)
         small.learn(ids, data)
         large.learn(ids, data)
-    assert small._table.in_memory == 3
+    assert small._store.in_memory <= 3
     assert "on disk" in repr(small)
-    assert sorted(small.ids) == sorted(large.ids)
+    assert small.ids == large.ids
     for name in large.ids:
         assert small.waiting(name) == large.waiting(name)
         assert same_bits(small.state(name), large.state(name))
-    assert small._table.in_memory == 3
+    assert small._store.in_memory <= 3
     small.flush()
     large.flush()
     assert all(same_bits(small.state(name), large.state(name)) for name in large.ids)
-    assert list(tmp_path.iterdir()) == []  # the file has no name
 
 
 def test_the_least_recently_used_model_goes_first():
     fleet = fleet_of(hot=2)
     for name in ("a", "b", "a", "c"):
         fleet.learn([name], rows_of(1))
-    assert {name for name, place in fleet._table.places.items() if place < 0} == {"b"}
+    assert set(fleet._store._places) == {"a", "c"}
 
 
 def test_a_full_disk_loses_nothing(monkeypatch):
@@ -200,16 +207,43 @@ def test_a_full_disk_loses_nothing(monkeypatch):
     def full(*_):
         raise OSError("no space left on device")
 
-    with monkeypatch.context() as patch:
-        patch.setattr(Table, "_write", full)
-        with pytest.raises(OSError, match="no space"):
-            fleet.learn(["c"], rows_of(1))
-    assert fleet.ids == ["a", "b"]
-    for name, (state, waiting) in before.items():
-        assert same_bits(fleet.state(name), state)
-        assert fleet.waiting(name) == waiting
+    for ids in (["c"], ["a", "b", "c", "d"]):  # one that needs room, more than memory holds
+        with monkeypatch.context() as patch:
+            patch.setattr(Store, "_write", full)
+            with pytest.raises(OSError, match="no space"):
+                fleet.learn(ids, rows_of(len(ids)))
+        assert fleet.ids == ["a", "b"]
+        assert len(fleet) == 2
+        for name, (state, waiting) in before.items():
+            assert same_bits(fleet.state(name), state)
+            assert fleet.waiting(name) == waiting
     fleet.learn(["c"], rows_of(1))
     assert len(fleet) == 3
+
+
+def test_a_failure_on_the_way_leaves_nothing_learnt(monkeypatch):
+    """Also where the models do not fit into memory and some have been written already."""
+    for hot in (2, 100):
+        fleet, (X, y) = fleet_of(hot=hot), rows_of(40)
+        fleet.learn(["a"] * 5, rows_of(5))
+        before, calls = fleet.state("a"), []
+
+        def fail(self, *given, calls=calls, learn=Keyed.learn_rows):
+            calls.append(given)
+            if len(calls) == 3 or len(given[0]) > 2:
+                raise KeyboardInterrupt
+            return learn(self, *given)
+
+        with monkeypatch.context() as patch:
+            patch.setattr(Keyed, "learn_rows", fail)
+            with pytest.raises(KeyboardInterrupt):
+                fleet.learn(["a", *"bcdefgh"] * 5, (X, y))
+        assert fleet.ids == ["a"]
+        assert len(fleet) == 1
+        assert (fleet.waiting("a"), fleet.diverged) == (1, 0)
+        assert same_bits(fleet.state("a"), before)
+        fleet.learn(["a", *"bcdefgh"] * 5, (X, y))
+        assert fleet.ids == list("abcdefgh")
 
 
 def test_saved_and_loaded_is_the_same_fleet(tmp_path):
@@ -217,11 +251,10 @@ def test_saved_and_loaded_is_the_same_fleet(tmp_path):
     assert len(opvi.Fleet.load(fleet.save(tmp_path / "none"), LANGEVIN)) == 0
     ids = [ODD[i] for i in ragged(70, len(ODD))] + ODD
     fleet.learn(ids, rows_of(80))
-    folder = fleet.save(tmp_path / "saved")
-    assert fleet.save(folder) == folder  # once more: nothing of the first is left
-    assert sorted(path.name[:6] for path in folder.iterdir()) == ["fleet.", "models"]
-    assert all(path.parent.parent == tmp_path for path in tmp_path.rglob("*.opvi"))
-    loaded = opvi.Fleet.load(folder, LANGEVIN, hot=2)
+    path = fleet.save(tmp_path / "saved")
+    assert fleet.save(path) == path  # once more, over the first
+    assert {each.name for each in tmp_path.iterdir()} <= {"none", "none-wal", "saved"}
+    loaded = opvi.Fleet.load(path, LANGEVIN, hot=2)
     assert loaded.ids == fleet.ids
     for one in (fleet, loaded):
         one.learn(ids, rows_of(80, seed=1))
@@ -230,6 +263,140 @@ def test_saved_and_loaded_is_the_same_fleet(tmp_path):
     for name in fleet.ids:
         assert fleet.waiting(name) == loaded.waiting(name)
         assert same_bits(fleet.state(name), loaded.state(name))
+    with pytest.raises(ValueError, match="no file"):
+        fleet.save()
+    with pytest.raises(FileNotFoundError, match="mkdir"):
+        fleet.save(tmp_path / "not" / "there")
+
+
+def test_what_was_not_saved_is_not_there(tmp_path):
+    """Models and cursor are as at the last save, whatever came later, and whether or not it went to the file."""
+    path, (X, y) = tmp_path / "fleet", rows_of(40)
+    with fleet_of(path=path, hot=2) as fleet:
+        assert fleet.cursor is None
+        fleet.learn(["a", "b", "c"] * 5, (X[:15], y[:15]))
+        fleet.save(cursor={"row": 15, "file": "x.csv"})
+        states = {name: fleet.state(name) for name in "abc"}
+        fleet.learn(["a", "b", "c", "d"] * 5, (X[15:35], y[15:35]))
+        assert len(fleet) == 4
+    with pytest.raises(RuntimeError, match="closed"):
+        fleet.learn(["z"], (X[:1], y[:1]))
+    with fleet_of(path=path) as again:
+        assert again.cursor == {"row": 15, "file": "x.csv"}
+        assert again.ids == ["a", "b", "c"]
+        assert all(same_bits(again.state(name), state) for name, state in states.items())
+        assert again.waiting("a") == 1
+        again.save()
+        assert again.cursor["row"] == 15  # as it was
+
+
+def test_a_save_writes_what_was_touched(tmp_path, monkeypatch):
+    fleet, written = fleet_of(path=tmp_path / "fleet"), []
+    write = Store._write
+    monkeypatch.setattr(Store, "_write", lambda self, ids, *rest: (written.append(list(ids)), write(self, ids, *rest)))
+    fleet.learn(list("abcdef"), rows_of(6))
+    fleet.save()
+    fleet.predict(["a", "b"], rows_of(2)[0])
+    fleet.save()
+    fleet.learn(["c"], rows_of(1))
+    fleet.save()
+    assert written == [list("abcdef"), ["c"]]
+
+
+def test_a_second_writer_is_refused(tmp_path):
+    path = tmp_path / "fleet"
+    first = fleet_of(path=path)
+    first.learn(["a"], rows_of(1))
+    first.save()
+    with pytest.raises(LockedError, match="in use by another fleet"):
+        fleet_of(path=path)
+    program = f"import sqlite3; sqlite3.connect({str(path)!r}, timeout=0).execute('SELECT count(*) FROM models')"
+    other = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
+    assert "locked" in other.stderr
+    first.close()
+    assert fleet_of(path=path).ids == ["a"]
+
+
+def test_two_threads_lose_no_row():
+    fleet, (X, y) = fleet_of(batch_size=1, hot=3), rows_of(400)
+    ids = np.arange(400) % 5
+
+    def learn(mine):
+        for row in mine:
+            fleet.learn(ids[row : row + 1], (X[row : row + 1], y[row : row + 1]))
+            fleet.predict([int(ids[row])], X[row : row + 1])
+
+    threads = [threading.Thread(target=learn, args=(range(begin, 400, 4),)) for begin in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert [int(fleet.state(name).rows) for name in range(5)] == [80] * 5
+
+
+def test_models_without_rows_are_forgotten(tmp_path, monkeypatch):
+    now = [1000.0]
+    monkeypatch.setattr("opvi.scale.fleet._store.time.time", lambda: now[0])
+    for hot in (2, 100):
+        fleet = fleet_of(path=tmp_path / f"fleet{hot}", forget_after=60, hot=hot)
+        fleet.learn(["a"] * 5 + ["b", "c"], rows_of(7))
+        now[0] += 50
+        fleet.learn(["b"], rows_of(1))
+        assert fleet.ids == ["a", "b", "c"]
+        now[0] += 20  # 70 after the last row of a and c, 20 after b's
+        assert fleet.ids == ["b"]
+        assert "a" not in fleet
+        fleet.learn(["a"], rows_of(1))
+        assert same_bits(fleet.state("a"), fleet.start("a"))  # begun anew
+        assert (fleet.waiting("a"), fleet.waiting("b")) == (1, 2)
+        fleet.save()
+        assert len(fleet) == 2
+        fleet.close()
+        assert len(fleet_of(path=tmp_path / f"fleet{hot}")) == 2
+    with pytest.raises(ValueError, match="`forget_after` is 0"):
+        fleet_of(forget_after=0)
+
+
+def test_loading_refuses_what_is_not_the_fleet(tmp_path):
+    path = tmp_path / "fleet"
+    with pytest.raises(FileNotFoundError, match="is not a saved fleet"):
+        opvi.Fleet.load(path, LANGEVIN)
+    with fleet_of(path=path) as fleet:
+        fleet.learn(["a", "b"], rows_of(2))
+        fleet.save()
+    for settings in ({"batch_size": 5}, {"particles": 4}):
+        with pytest.raises(ValueError, match=f"another sampler: `{next(iter(settings))}` was"):
+            fleet_of(path=path, **settings)
+    with pytest.raises(ValueError, match="another sampler: `sampler` was langevin, and is linearekf"):
+        opvi.Fleet.load(path, FILTER)
+    with pytest.raises(ValueError, match="another sampler: `key"):
+        opvi.Fleet(LANGEVIN, 1, path=path, batch_size=4, particles=3)
+
+    def tampered(query):
+        database = sqlite3.connect(path)
+        database.execute(query)
+        database.commit()
+        database.close()
+
+    tampered("PRAGMA user_version = 3")
+    with pytest.raises(CheckpointError, match="newer"):
+        fleet_of(path=path)
+    tampered("PRAGMA user_version = 2")
+    tampered("UPDATE models SET record = CAST(x'7f' || substr(record, 2) AS BLOB) WHERE number = 0")
+    with fleet_of(path=path) as fleet:
+        assert fleet.waiting("b") == 1
+        with pytest.raises(CheckpointError, match="the model of 'a' is damaged"):
+            fleet.learn(["a", "b"], rows_of(2))
+        assert fleet.waiting("b") == 1
+    other = tmp_path / "other"
+    other.write_text("not a database" * 100)
+    with pytest.raises(CheckpointError, match="is not a saved fleet"):
+        fleet_of(path=other)
+    (tmp_path / "fleet.opvi").write_bytes(b"")
+    with pytest.raises(CheckpointError, match="a folder of a format that this opvi does not read"):
+        opvi.Fleet.load(tmp_path, LANGEVIN)
+    with pytest.raises(FileNotFoundError, match="mkdir"):
+        fleet_of(path=tmp_path / "no" / "fleet")
 
 
 def nested_rows(params, rows):
@@ -250,56 +417,12 @@ def test_rows_in_any_nesting_are_learnt_and_loaded(tmp_path):
     fleet, (X, y) = opvi.Fleet(sampler, 0, batch_size=4, particles=3), rows_of(7)
     rows = ((X, np.ones(7, np.float32)), {"y": y})
     fleet.learn(["a"] * 7, rows)
-    loaded = opvi.Fleet.load(fleet.save(tmp_path), sampler)
+    loaded = opvi.Fleet.load(fleet.save(tmp_path / "fleet"), sampler)
     for one in (fleet, loaded):
         one.learn(["a"] * 7, [list(rows[0]), rows[1]])
         one.flush()
     assert int(loaded.state("a").rows) == 14
     assert same_bits(fleet.state("a"), loaded.state("a"))
-
-
-def test_saving_stops_before_the_old_one_is_gone(tmp_path, monkeypatch):
-    fleet = fleet_of()
-    fleet.learn(["a"] * 4, rows_of(4))
-    fleet.save(tmp_path)
-    before = fleet.state("a")
-    fleet.learn(["a"] * 4, rows_of(4))
-    write = opvi.scale.fleet._files.save_file
-
-    def fail(path, tree):
-        if path.name == "fleet.opvi":
-            raise OSError("no space left on device")
-        write(path, tree)
-
-    monkeypatch.setattr("opvi.scale.fleet._files.save_file", fail)
-    with pytest.raises(OSError, match="no space"):
-        fleet.save(tmp_path)
-    assert same_bits(opvi.Fleet.load(tmp_path, LANGEVIN).state("a"), before)
-
-
-def test_loading_refuses_what_is_not_the_fleet(tmp_path):
-    with pytest.raises(FileNotFoundError, match="is not a saved fleet"):
-        opvi.Fleet.load(tmp_path, LANGEVIN)
-    fleet = fleet_of()
-    fleet.learn(["a"], rows_of(1))
-    fleet.save(tmp_path)
-    with pytest.raises(ValueError, match=r"another sampler: state0 is float32 \(3, 3\) there, and .* \(1, 6\) here"):
-        opvi.Fleet.load(tmp_path, FILTER)
-    part = next(tmp_path.glob("models*"))
-    content = part.read_bytes()
-    part.write_bytes(content[:-1] + bytes([content[-1] ^ 1]))
-    with pytest.raises(opvi.running.CheckpointError, match="damaged"):
-        opvi.Fleet.load(tmp_path, LANGEVIN)
-    manifest = opvi.load(tmp_path / "fleet.opvi")
-    opvi.save(tmp_path / "fleet.opvi", {**manifest, "parts": ["../../etc/passwd"]})
-    with pytest.raises(opvi.running.CheckpointError, match="no fleet would write"):
-        opvi.Fleet.load(tmp_path, LANGEVIN)
-    opvi.save(tmp_path / "fleet.opvi", {"fleet": 99})
-    with pytest.raises(opvi.running.CheckpointError, match="newer"):
-        opvi.Fleet.load(tmp_path, LANGEVIN)
-    opvi.save(tmp_path / "fleet.opvi", [1])
-    with pytest.raises(opvi.running.CheckpointError, match="something else"):
-        opvi.Fleet.load(tmp_path, LANGEVIN)
 
 
 X3, Y3 = rows_of(3)
@@ -425,7 +548,7 @@ def test_weights_and_temperatures_go_with_their_rows():
     logits = np.array([[[[0.0, 1.0]], [[2.0, 0.0]]], [[[1.0, 0.0]], [[0.0, 3.0]]]], np.float32)  # [rows, n, 1, classes]
     weights = np.log(np.array([[[0.2], [0.8]], [[0.7], [0.3]]], np.float32))
     heat = np.array([0.5, 3.0], np.float32)
-    said = rows.by_row(Predictive(Categorical(logits), weights, heat))
+    said = programs.by_row(Predictive(Categorical(logits), weights, heat))
     each = [Predictive(*map(jnp.asarray, one)) for one in zip(logits, weights, heat, strict=True)]
     expected = [p._replace(components=Categorical(p.components)).probabilities() for p in each]
     np.testing.assert_allclose(said.probabilities(), np.concatenate(expected), rtol=1e-5)
@@ -449,7 +572,6 @@ def test_long_numbers_stay_long_in_every_thread():
         ({"hot": 0}, ValueError, "`hot` is 0"),
         ({"lanes": True}, ValueError, "`lanes` is True"),
         ({"on_bad": "ignore"}, ValueError, "`on_bad` is 'ignore'"),
-        ({"folder": "/no/such/folder"}, FileNotFoundError, "not a folder"),
         ({"particles": 0}, ValueError, "`particles` is 0"),
         ({"particles": np.full((3, 3), np.nan)}, ValueError, "NaN"),
         ({"particles": np.zeros((3, 7))}, ValueError, "3 parameters"),
@@ -462,11 +584,11 @@ def test_bad_settings_are_named(settings, error, words):
 
 def test_particles_may_be_worked_out_from_the_state():
     classifier = opvi.classifier(2, 2, hidden=())
-    assert opvi.Fleet(classifier, 0)._workers.dtype == np.float32
+    assert opvi.Fleet(classifier, 0)._keyed._float == np.float32
 
 
 def test_bad_samplers_are_named():
-    with pytest.raises(TypeError, match="needs a sampler"):
+    with pytest.raises(TypeError, match="a sampler is needed"):
         opvi.Fleet(TARGET, 0)
 
     class Looking(Counting):

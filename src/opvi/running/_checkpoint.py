@@ -50,6 +50,12 @@ def save(path: str | Path, tree: Tree) -> Path:
         path: the file; its folder must exist.
         tree: e.g. a sampler's state, or `{"state": state, "key": key, "rows": 1200}`.
     """
+    write_whole(Path(path), packed(tree))
+    return Path(path)
+
+
+def packed(tree: Tree) -> list[bytes | memoryview]:
+    """Return the parts of a checkpoint file."""
     arrays: dict[str, Any] = {}
     parts: list[np.ndarray] = []
     plain = _plain(tree, "", arrays, parts)
@@ -58,8 +64,7 @@ def save(path: str | Path, tree: Tree) -> Path:
     digest = hashlib.sha256()
     for block in blocks:
         digest.update(block)
-    write_whole(Path(path), [HEADER.pack(MAGIC, VERSION, digest.digest(), len(description)), *blocks])
-    return Path(path)
+    return [HEADER.pack(MAGIC, VERSION, digest.digest(), len(description)), *blocks]
 
 
 def load(path: str | Path, like: Tree = None) -> Tree:
@@ -80,7 +85,11 @@ def load(path: str | Path, like: Tree = None) -> Tree:
 
 def read(path: Path) -> Tree:
     """Return what was saved as plain data."""
-    data = _bytes(path)
+    return unpacked(_bytes(path), path)
+
+
+def unpacked(data: bytes, path: Path) -> Tree:
+    """Return the plain data in the bytes of a checkpoint; `path` says where they come from."""
     if len(data) < HEADER.size or not data.startswith(MAGIC):
         raise CheckpointError(f"{path} is not an opvi checkpoint, or only the beginning of one. It was not read.")
     _, version, digest, size = HEADER.unpack_from(data)

@@ -1,23 +1,80 @@
-"""The pure core of a fleet: many models started, advanced and asked by one compiled program each.
+"""Many models started, advanced and asked by one compiled program each, as words of memory.
 
 Programs are static in the sampler, so fleets of equal samplers share them, and jit's cache is the only one.
 """
 
+import math
 from collections.abc import Callable
 from functools import partial
+from typing import Any, NamedTuple
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 
 from opvi.running._engine import looped
 from opvi.types import Array, Batch, Key, Prediction, Sampler, Start, State, Tree
 
-MODELS = 1024  # or batches, in one call of a program; fewer where they are large
-CALL_BYTES = 1 << 24
-ACCELERATOR_LANES = 1024
 # Of what a program calls: such a call of jaxlib (seen in 0.10.2) hands parts of its work to XLA's threads and waits for
 # them inside one of these; where as many calls run as there are threads, all wait for ever.
 WAITING = ("@lapack_", "stablehlo.fft")
+
+
+class Form(NamedTuple):
+    """How a model's key and state lie in a record, as words one after the other. Hashable."""
+
+    structure: Tree  # of a state
+    shapes: tuple[tuple[int, ...], ...]  # of the key's numbers, then of the state's leaves
+    dtypes: tuple[np.dtype, ...]
+    impl: str  # the kind of key
+    word: np.dtype  # uint32, or bytes where a leaf has smaller numbers
+
+    @classmethod
+    def of(cls, key: Key, state: State) -> "Form":
+        """Return the form of models with such a key and such a state (or the shapes of one)."""
+        leaves, structure = jax.tree.flatten(state)
+        numbers = jax.eval_shape(jax.random.key_data, key)
+        dtypes = tuple(np.dtype(leaf.dtype) for leaf in (numbers, *leaves))
+        word = np.dtype(np.uint32 if min(kind.itemsize for kind in dtypes) >= 4 else np.uint8)
+        return cls(structure, (numbers.shape, *(leaf.shape for leaf in leaves)), dtypes, _impl(key), word)
+
+    @property
+    def ends(self) -> list[int]:
+        """Where each leaf ends, in words."""
+        sizes = [
+            math.prod(shape) * kind.itemsize // self.word.itemsize
+            for shape, kind in zip(self.shapes, self.dtypes, strict=True)
+        ]
+        return np.cumsum(sizes).tolist()
+
+    def models(self, words: np.ndarray) -> tuple[np.ndarray, Tree]:
+        """Return keys as numbers, and states, of words `[models, words]` on the host."""
+        parts = np.split(words, self.ends[:-1], 1)
+        leaves = [
+            np.ascontiguousarray(part).reshape(-1).view(kind).reshape(len(words), *shape)
+            for part, kind, shape in zip(parts, self.dtypes, self.shapes, strict=True)
+        ]
+        return leaves[0], jax.tree.unflatten(self.structure, leaves[1:])
+
+    def unpacked(self, words: Array) -> tuple[Key, State]:
+        """Return key and state of a model's words, in a program."""
+        leaves = []
+        for begin, end, kind, shape in zip([0, *self.ends], self.ends, self.dtypes, self.shapes, strict=False):
+            part, ratio = words[begin:end], kind.itemsize // self.word.itemsize
+            part = part.reshape(-1, ratio) if ratio > 1 else part
+            part = part != 0 if kind.kind == "b" else jax.lax.bitcast_convert_type(part, kind)
+            leaves.append(part.reshape(shape))
+        return jax.random.wrap_key_data(leaves[0], impl=self.impl), jax.tree.unflatten(self.structure, leaves[1:])
+
+    def packed(self, key: Key, state: State) -> Array:
+        """Return the words of a model, in a program."""
+        leaves = [jax.random.key_data(key), *jax.tree.leaves(state)]
+        whole = [leaf.astype(self.word) if leaf.dtype == bool else leaf for leaf in leaves]
+        return jnp.concatenate([jax.lax.bitcast_convert_type(leaf, self.word).reshape(-1) for leaf in whole])
+
+
+def _impl(key: Key) -> str:
+    return str(jax.random.key_impl(key))
 
 
 @partial(jax.jit, static_argnums=0)
@@ -31,36 +88,33 @@ def waits(sampler: Sampler, key: Key, state: State, batch: Batch) -> bool:
     return jax.default_backend() == "cpu" and any(call in text for call in WAITING)
 
 
-def fits(one: int) -> int:
-    """Return how many things of `one` bytes go into a call."""
-    return max(1, CALL_BYTES // max(one, 1))
-
-
 def folded(key: Key, words: Array) -> Key:
     """Return the key of one model, from the fleet's and the two words of its id's hash."""
     return jax.random.fold_in(jax.random.fold_in(key, words[0]), words[1])
 
 
-@partial(jax.jit, static_argnums=(0, 1))
-def start(sampler: Sampler, drawn: int | None, given: Start, key: Key, words: Array, count: Array) -> Tree:
-    """Return keys (as numbers) and first states of the first `count` models of `words [models, 2]`, one by one."""
+@partial(jax.jit, static_argnums=(0, 1, 2))
+def start(
+    sampler: Sampler, form: Form | None, drawn: int | None, given: Start, key: Key, words: Array, count: Array
+) -> Tree:
+    """Return the first `count` models of `words [models, 2]` as they begin: in words, or without a form as states."""
     particles = [value for value in (drawn, given) if value is not None]
 
-    def one(words: Array) -> tuple[Array, State]:
+    def one(words: Array) -> Tree:
         mine = folded(key, words)
-        return jax.random.key_data(mine), sampler.init(mine, *particles)
+        state = sampler.init(mine, *particles)
+        return state if form is None else form.packed(mine, state)
 
     return _each(one, words, count)
 
 
-@partial(jax.jit, static_argnums=0)
-def answer(sampler: Sampler, states: Tree, at: Array, x: Tree, count: Array) -> Tree:
+@partial(jax.jit, static_argnums=(0, 1))
+def answer(sampler: Sampler, form: Form, models: Array, at: Array, x: Tree, count: Array) -> Tree:
     """Return what model `at[i]` predicts for row i, for the first `count` rows of x."""
 
     def one(item: tuple[Array, Tree]) -> Prediction:
         index, row = item
-        state = jax.tree.map(lambda leaf: leaf[index], states)
-        return sampler.predict(state, jax.tree.map(lambda leaf: leaf[None], row))
+        return sampler.predict(form.unpacked(models[index])[1], jax.tree.map(lambda leaf: leaf[None], row))
 
     return _each(one, (at, x), count)
 
@@ -70,11 +124,27 @@ def _each(function: Callable[[Tree], Tree], items: Tree, count: Array) -> Tree:
     return looped(lambda _, item: ((), function(item)), (), items, count)[1]
 
 
+def _one(sampler: Sampler, form: Form, model: Array, batch: Batch) -> tuple[Array, Tree]:
+    """Return a model after a batch, and the step's Info."""
+    key, state = form.unpacked(model)
+    state, info = sampler.step(key, state, batch)
+    if hasattr(info, "predicted"):  # as large as the data
+        info = info._replace(predicted=None)  # type: ignore[attr-defined]
+    return form.packed(key, state), info
+
+
 @partial(jax.jit, static_argnums=(0, 1))
+def advance_one(sampler: Sampler, form: Form, models: Array, batches: Batch) -> tuple[Array, Tree]:
+    """Return one model after one batch, and the step's Info; all leaves have a first axis of 1."""
+    model, batch = jax.tree.map(lambda leaf: leaf[0], (models, batches))
+    return jax.tree.map(lambda leaf: jnp.asarray(leaf)[None], _one(sampler, form, model, batch))
+
+
+@partial(jax.jit, static_argnums=(0, 1, 2))
 def advance(
-    sampler: Sampler, lanes: int, keys: Key, states: Tree, at: Array, batches: Batch, count: Array
-) -> tuple[Tree, Tree]:
-    r"""Return states after the first `count` tiles of batches, and the steps' Info, `[tiles, lanes]`.
+    sampler: Sampler, form: Form, lanes: int, models: Array, at: Array, batches: Batch, count: Array
+) -> tuple[Array, Tree]:
+    r"""Return models after the first `count` tiles of batches, and the steps' Info, `[tiles, lanes]`.
 
     $$x^{(m_{il})} \gets \mathrm{step}(k^{(m_{il})}, x^{(m_{il})}, D_{il}), \qquad l = 1, …, \mathrm{lanes}
       \text{ by vmap, tile } i \text{ after tile } i - 1$$
@@ -84,28 +154,26 @@ def advance(
 
     Args:
         sampler: of every model.
+        form: of their words.
         lanes: models side by side.
-        keys: of the models, `[models]`.
-        states: leaves `[models, ...]`.
+        models: `[models, words]`.
         at: $m$, the models that the batches of a tile are for, `[tiles, lanes]`: distinct within a tile, and
             `models` for an empty place.
         batches: leaves `[tiles, lanes, rows, ...]`.
         count: tiles to go through.
     """
-    many = sampler.step if lanes == 1 else jax.vmap(sampler.step)
+    many = partial(_one, sampler, form)
+    many = many if lanes == 1 else jax.vmap(many)
     if lanes == 1:
         at, batches = jax.tree.map(lambda leaf: leaf[:, 0], (at, batches))
 
-    def one(states: Tree, tile: tuple[Array, Batch]) -> tuple[Tree, Tree]:
-        here, batch = tile
-        mine = jax.tree.map(lambda leaf: leaf[here], states)  # an empty place reads the last model, writes nowhere
-        new, info = many(keys[here], mine, batch)
-        if hasattr(info, "predicted"):  # as large as the data
-            info = info._replace(predicted=None)  # type: ignore[attr-defined]
-        return jax.tree.map(lambda leaf, value: leaf.at[here].set(value, mode="drop"), states, new), info
+    def one(models: Array, tile: tuple[Array, Batch]) -> tuple[Array, Tree]:
+        here, batch = tile  # an empty place reads the last model, writes nowhere
+        new, info = many(models[here], batch)
+        return models.at[here].set(new, mode="drop"), info
 
-    states, infos = looped(one, states, (at, batches), count)
-    return states, infos if lanes > 1 else jax.tree.map(lambda leaf: leaf[:, None], infos)
+    models, infos = looped(one, models, (at, batches), count)
+    return models, infos if lanes > 1 else jax.tree.map(lambda leaf: leaf[:, None], infos)
 
 
 def tiles_of(model: np.ndarray, wave: np.ndarray, lanes: int, models: int) -> tuple[np.ndarray, np.ndarray]:
@@ -126,3 +194,13 @@ def tiles_of(model: np.ndarray, wave: np.ndarray, lanes: int, models: int) -> tu
     items[place] = order
     at = np.where(items < 0, models, model[items]).astype(np.int32)
     return at.reshape(-1, lanes), items.reshape(-1, lanes)
+
+
+def by_row(out: Any) -> Any:
+    """Return predictives of one row each, stacked, as one predictive of all rows."""
+    components = jax.tree.map(lambda leaf: jnp.asarray(np.moveaxis(leaf, 0, 1)[:, :, 0]), out.components)
+    weights = (
+        None if out.log_weights is None else jnp.asarray(np.reshape(out.log_weights, (len(out.log_weights), -1)).T)
+    )
+    temperature = None if out.temperature is None else jnp.asarray(np.reshape(out.temperature, (-1, 1)))
+    return type(out)(components, weights, temperature)

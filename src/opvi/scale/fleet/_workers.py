@@ -1,23 +1,29 @@
-"""Starting, advancing and asking models that are given as arrays; it holds none itself."""
+"""One sampler's compiled programs, and the threads that run them on models given as words."""
 
 import os
 from collections.abc import Callable, Iterator
 from functools import partial
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import numpy as np
 
 from opvi.running._rows import joined, padded, size_of, taken
 from opvi.scale.fleet import _programs as programs
-from opvi.scale.fleet._rows import hashed
-from opvi.scale.fleet._table import Id
-from opvi.types import Batch, Key, Sampler, Start, State, Tree
+from opvi.scale.fleet._programs import Form
+from opvi.types import Batch, Key, Sampler, State, Tree
 
-FEW = 16  # models or batches, for which there is a program of their own: a call for one must not move a thousand
+FEW, MANY = 16, 1024  # models or batches in one call of a program: a call for one must not move a thousand
+CALL_BYTES = 1 << 24  # in one call of a program
+ACCELERATOR_LANES = 1024
 SMALL = 1 << 16  # bytes of a state, up to which a step does not keep all cores busy by itself
 
 Block = tuple[np.ndarray, Batch, np.int32]  # the models of each tile, their batches, and how many tiles there are
+
+
+def room_for(items: int, size: int) -> int:
+    """Return how many things of `size` bytes go into one call, where there are so many items in all."""
+    return min(FEW if items <= FEW else MANY, max(1, CALL_BYTES // max(size, 1)))
 
 
 class Job(NamedTuple):
@@ -26,40 +32,31 @@ class Job(NamedTuple):
     models: int
     real: np.ndarray  # [tiles, lanes]: which places of the tiles are taken,
     items: np.ndarray  # and by which batch
-    arguments: tuple[Key, Tree, list[Block]]  # keys, states, blocks
+    words: np.ndarray
+    blocks: list[Block]
 
 
 class Workers:
-    """One sampler's compiled programs, and the threads that run them.
+    """Programs of one sampler for models of one form, each fetched once.
 
     Args:
         sampler: of every model.
-        key: the fleet's.
-        particles: what `init` takes; None for the sampler's usual start.
-        lanes: see `opvi.Fleet`.
+        form: of their words.
+        lanes: see `Keyed`.
     """
 
-    def __init__(self, sampler: Sampler, key: Key, particles: Start, lanes: int | None):
-        from concurrent.futures import ThreadPoolExecutor  # not loaded with opvi: only fleets need it
-
-        self.sampler, self.key = sampler, key
+    def __init__(self, sampler: Sampler, form: Form, lanes: int | None):
         on_cpu = jax.default_backend() == "cpu"
-        self.lanes = lanes or (1 if on_cpu else programs.ACCELERATOR_LANES)
-        drawn = isinstance(particles, int | np.integer)
-        self._particles = (int(particles), None) if drawn else (None, particles)
-        self.state = self._shapes()
-        self.dtype = jax.eval_shape(lambda state: state.particles, self.state).dtype
+        self.sampler, self.form = sampler, form
+        self.lanes = lanes or (1 if on_cpu else ACCELERATOR_LANES)
         cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-        self.threads = cores if on_cpu and size_of(self.state) <= SMALL else 1
-        self._pool = ThreadPoolExecutor(self.threads, "opvi-fleet")  # starts no thread before it is used
+        self.threads = cores if on_cpu and form.ends[-1] * form.word.itemsize <= SMALL else 1
+        self._compiled: dict[tuple[object, ...], Callable[..., Tree]] = {}
+        self._pool: Any = None
 
-    def prepare(self, batch: Batch) -> None:
-        """Refuse, from shapes alone, batches that the sampler cannot learn from; see how it may be run.
-
-        Args:
-            batch: shapes of one.
-        """
-        if not programs.waits(self.sampler, self.key, self.state, batch):
+    def prepare(self, key: Key, state: State, batch: Batch) -> None:
+        """Refuse, from shapes alone, batches that the sampler cannot learn from; see how it may be run."""
+        if not programs.waits(self.sampler, key, state, batch):
             return
         if self.lanes > 1:
             raise ValueError(
@@ -68,75 +65,54 @@ class Workers:
             )
         self.threads = 1
 
-    def _shapes(self) -> State:
-        """Return those of one model's state; refuse what `init` refuses, and an `init` that cannot be compiled."""
-        if self._particles[1] is not None:
-            self.sampler.init(self.key, self._particles[1])  # looks at the values, as a traced one cannot
-        words, one = np.zeros((1, 2), np.uint32), np.int32(1)
-        try:
-            _, states = programs.start.eval_shape(self.sampler, *self._particles, self.key, words, one)
-        except (jax.errors.ConcretizationTypeError, jax.errors.TracerArrayConversionError) as error:
-            raise TypeError(
-                "this sampler's `init` looks at values, so thousands of models cannot be started by one compiled "
-                f"program. Look at shapes alone inside `init`. ({str(error).splitlines()[0]})"
-            ) from error
-        return jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape[1:], leaf.dtype), states)
+    def answers(self, models: np.ndarray, at: np.ndarray, x: Tree, room: int) -> Tree:
+        """Return what model `at[i]` predicts for row i: at most `room` models and rows."""
+        given = *padded((models, at, x), room), np.int32(len(at))
+        out = self._program("answer", programs.answer, *given)(*given)
+        return taken(jax.tree.map(np.asarray, out), slice(len(at)))
 
-    def room(self, items: int) -> int:
-        """Return how many models go into one call, where there are so many items in all."""
-        return min(FEW if items <= FEW else programs.MODELS, programs.fits(size_of(self.state)))
+    def one(self, models: np.ndarray, batches: Batch) -> tuple[np.ndarray, Tree]:
+        """Return one model after one batch, and its Info; all leaves have a first axis of 1."""
+        out = self._program("one", programs.advance_one, models, batches)(models, batches)
+        return jax.tree.map(np.asarray, out)
 
-    def starts(self, names: list[Id]) -> tuple[np.ndarray, Tree]:
-        """Return keys as numbers, and first states, of some ids."""
-        words, room, parts = hashed(names), self.room(len(names)), []
-        for begin in range(0, len(names), room):
-            some = words[begin : begin + room]
-            count = np.int32(len(some))
-            out = programs.start(self.sampler, *self._particles, self.key, padded(some, room), count)
-            parts.append(_first(out, count))
-        return joined(parts)
-
-    def answers(self, states: Tree, at: np.ndarray, x: Tree, room: int) -> Tree:
-        """Return what model `at[i]` of the states predicts for row i: at most `room` models and rows."""
-        count = np.int32(len(at))
-        out = programs.answer(self.sampler, padded(states, room), padded(at, room), padded(x, room), count)
-        return _first(out, count)
-
-    def advance(self, keys: np.ndarray, states: Tree, model: np.ndarray, batches: Batch) -> tuple[Tree, Tree]:
-        """Return states after these batches, and the Info of each.
+    def many(self, words: np.ndarray, model: np.ndarray, batches: Batch) -> tuple[np.ndarray, Tree]:
+        """Return models after these batches, and the Info of each.
 
         Args:
-            keys: of the models, as numbers.
-            states: leaves `[models, ...]`.
+            words: of the models.
             model: whose each batch is: sorted, and every model has at least one.
             batches: leaves `[batches, rows, ...]`.
         """
-        jobs = list(self._jobs(keys, states, model, batches))
-        work = [job.arguments for job in jobs]
-        if self.threads > 1 and len(jobs) > 1:
-            # Settings of a JAX context, such as 64 bits, do not reach other threads, where a jitted function would be
-            # compiled anew without them. So the program is fetched here, which takes jit 0.2 ms after the first time.
-            first, its_states, blocks = work[0]
-            program = programs.advance.lower(self.sampler, self.lanes, first, its_states, *blocks[0]).compile()
-            results = list(self._pool.map(partial(_run, program), work))
-        else:
-            results = [_run(partial(programs.advance, self.sampler, self.lanes), each) for each in work]
-        parts, out = [], None
-        for job, (new, infos) in zip(jobs, results, strict=True):
-            parts.append(_first(new, job.models))
-            info = taken(_first(joined(infos), len(job.real)), job.real)
+        jobs = list(self._jobs(words, model, batches))
+        program = self._program("many", programs.advance, jobs[0].words, *jobs[0].blocks[0])
+        run = partial(_run, program, jax.dtypes.canonicalize_dtype(np.float64) == np.float64)
+        parts: list[np.ndarray] = []
+        out = None
+        for job, (new, infos) in zip(jobs, self._in_threads(run, jobs), strict=True):
+            parts.append(np.asarray(new)[: job.models])
+            info = taken(taken(joined(jax.tree.map(np.asarray, infos)), slice(len(job.real))), job.real)
             if out is None:
                 out = jax.tree.map(lambda leaf: np.empty((len(model), *leaf.shape[1:]), leaf.dtype), info)
             jax.tree.map(lambda rows, leaf, at=job.items[job.real]: rows.__setitem__(at, leaf), out, info)
         return joined(parts), out
 
-    def _jobs(self, keys: np.ndarray, states: Tree, model: np.ndarray, batches: Batch) -> Iterator[Job]:
-        lanes, models = self.lanes, int(model[-1]) + 1
-        few = len(model) <= FEW
-        room = max(lanes, self.room(len(model)))
-        most = FEW if few else programs.MODELS
-        tiles = -(-min(most, programs.fits(size_of(batches) // len(model))) // lanes)
-        each = room if few else min(room, -(-models // self.threads))
+    def _in_threads(self, run: Callable[[Job], tuple[Tree, list[Tree]]], jobs: list[Job]) -> Any:
+        if self.threads == 1 or len(jobs) == 1:
+            return map(run, jobs)
+        if self._pool is None:
+            from concurrent.futures import ThreadPoolExecutor  # not loaded with opvi: only this needs it
+
+            self._pool = ThreadPoolExecutor(self.threads, "opvi-keyed")
+        return list(self._pool.map(run, jobs))
+
+    def _jobs(self, words: np.ndarray, model: np.ndarray, batches: Batch) -> Iterator[Job]:
+        """Return the work on models of these words in parts, one for each thread."""
+        lanes, models = self.lanes, len(words)
+        most = room_for(len(model), size_of(batches) // len(model))
+        room = max(lanes, room_for(len(model), words[0].nbytes))
+        tiles = -(-most // lanes)
+        each = room if len(model) <= FEW else min(room, -(-models // self.threads))
         for first in range(0, models, each):
             low, high = np.searchsorted(model, [first, first + each])
             here = model[low:high] - first
@@ -147,25 +123,23 @@ class Workers:
             for begin in range(0, len(at), tiles):
                 some = slice(begin, begin + tiles)
                 block = padded(at[some], tiles), taken(batches, padded(items[some], tiles))
-                blocks.append(jax.device_put((*block, np.int32(len(at[some])))))
-            mine = taken((keys, states), slice(first, first + each))
-            own, own_states = jax.device_put(padded(mine, room))
-            own = jax.random.wrap_key_data(own, impl=jax.random.key_impl(self.key))
-            yield Job(min(each, models - first), real, items, (own, own_states, blocks))
+                blocks.append((*block, np.int32(len(at[some]))))
+            yield Job(min(each, models - first), real, items, padded(words[first : first + each], room), blocks)
+
+    def _program(self, name: str, jitted: Any, *arguments: Tree) -> Callable[..., Any]:
+        """Return the compiled program for such arguments: jit takes longer to find it than it takes for one row."""
+        shape = name, *(leaf.shape for leaf in jax.tree.leaves(arguments))
+        if shape not in self._compiled:
+            static = (self.sampler, self.form, self.lanes) if name == "many" else (self.sampler, self.form)
+            self._compiled[shape] = jitted.lower(*static, *arguments).compile()
+        return self._compiled[shape]
 
 
-def _first(tree: Tree, count: int | np.integer) -> Tree:
-    """Return the first so many entries, as NumPy arrays."""
-    return jax.tree.map(lambda leaf: np.asarray(leaf)[:count], tree)
-
-
-def _run(
-    program: Callable[..., tuple[Tree, Tree]], arguments: tuple[Key, Tree, list[Block]]
-) -> tuple[Tree, list[Tree]]:
-    """Return the states of some models after all blocks of their batches, one after the other, and every Info."""
-    keys, states, blocks = arguments
-    infos = []
-    for block in blocks:
-        states, info = program(keys, states, *block)
-        infos.append(info)
-    return jax.block_until_ready((states, infos))
+def _run(program: Callable[..., tuple[Tree, Tree]], long: bool, job: Job) -> tuple[Tree, list[Tree]]:
+    """Return models after all blocks of their batches, one after the other, and every Info."""
+    words, infos = job.words, []
+    with jax.enable_x64(long):  # a setting that does not reach other threads by itself
+        for block in job.blocks:
+            words, info = program(words, *block)
+            infos.append(info)
+        return jax.block_until_ready((words, infos))
