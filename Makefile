@@ -1,6 +1,7 @@
 # make demo    a mixture streamed: a table, pictures and an animation        (about a minute)
 # make test    the test suite without what is slow
 # make slow    the rest of it: slow tests, and the code of the documentation's pages
+# make spark   tests that start Spark: needs Java
 # make lint    format, lint, types, import layers
 # make docs    the documentation, into site/, and whether its numbers are those of docs/results/
 # make bench   speed against blackjax and NumPyro, into bench-output/
@@ -22,16 +23,19 @@ make_venv = $(PYTHON) -m venv $(VENV) && $(BIN)/python -m pip install --quiet --
 install = $(BIN)/python -m pip install --quiet
 endif
 
-.PHONY: demo test slow lint docs bench clean
+.PHONY: demo test slow spark lint docs bench clean
 
 demo: .stamps/demo
 	$(BIN)/python -m paper.demo --out demo-output
 
 test: .stamps/test
-	$(BIN)/python -m pytest -n auto --dist loadfile -m "not slow and not docs"
+	$(BIN)/python -m pytest -n auto --dist loadfile -m "not slow and not docs and not spark"
 
 slow: .stamps/test
-	$(BIN)/python -m pytest -n auto --dist loadgroup -m "slow or docs"
+	$(BIN)/python -m pytest -n auto --dist loadgroup -m "(slow or docs) and not spark"
+
+spark: .stamps/test .stamps/spark
+	$(BIN)/python -m pytest -m spark tests/adapters/test_spark.py
 
 lint: .stamps/test .stamps/lint
 	$(BIN)/ruff format --check .
@@ -67,6 +71,10 @@ clean:
 
 .stamps/test: .stamps/venv pyproject.toml
 	@$(install) --editable '.[plots,cli,serve,sklearn,river,numpyro,arviz]' --group test
+	@touch $@
+
+.stamps/spark: .stamps/venv pyproject.toml
+	@$(install) --editable '.[spark]'
 	@touch $@
 
 .stamps/lint: .stamps/venv pyproject.toml

@@ -18,6 +18,7 @@ PUBLIC = {
     "opvi.adapters.numpyro",
     "opvi.adapters.river",
     "opvi.adapters.sklearn",
+    "opvi.adapters.spark",
     "opvi.app",
     "opvi.app.cli",
     "opvi.app.learn",

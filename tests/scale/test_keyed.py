@@ -1,9 +1,9 @@
 import pickle
 
+import cloudpickle
 import jax
 import numpy as np
 import pytest
-from joblib.externals import cloudpickle
 
 import opvi
 from benchmarks import kills

@@ -21,6 +21,7 @@ from opvi.filters._kfac import kfac as kfac
 from opvi.filters._linear_ekf import LinearEKF as LinearEKF
 from opvi.filters._linear_ekf import LinearState as LinearState
 from opvi.filters._linear_ekf import linear_ekf as linear_ekf
+from opvi.filters._merging import merge as merge
 from opvi.filters._sl_opvi import SLOPVI as SLOPVI
 from opvi.filters._sl_opvi import LinearisedState as LinearisedState
 from opvi.filters._sl_opvi import sl_opvi as sl_opvi

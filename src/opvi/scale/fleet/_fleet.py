@@ -16,9 +16,11 @@ from opvi.running._rows import OnBad, row_count, without_bad_rows
 from opvi.running._settings import difference, settings
 from opvi.scale.fleet._ids import Id, as_arrays, checked_id, checked_ids, coded, is_id, sound
 from opvi.scale.fleet._keyed import Keyed, Rounds, at_least_one, in_one
+from opvi.scale.fleet._pool import Population, pooled, with_population
 from opvi.scale.fleet._store import Store
 from opvi.types import Data, Info, Key, Sampler, Seed, Start, State, Tree, as_key
 
+POOLED = 4096  # models that a population is learnt from
 MEMORY = 1 << 30  # bytes of models in memory, unless the caller says how many
 KEPT = ("sampler", "key", "batch_size", "particles")  # settings that a file belongs to
 SAME: Any = object()  # stands for a cursor that does not move
@@ -70,6 +72,9 @@ class Fleet:
             theirs arrives.
         forget_after: seconds without a row after which a model is dropped; None keeps all.
         lanes: models that go side by side, see `Keyed`.
+        pool: whether predictions take the population of all models for the prior of each, so that a new id starts from
+            what the others have learnt. States stay what they are alone. For `opvi.gauss_newton` of linear models with
+            Gaussian noise, where it is exact; see `opvi.scale.pooled`.
     """
 
     def __init__(
@@ -84,6 +89,7 @@ class Fleet:
         hot: int | None = None,
         forget_after: float | None = None,
         lanes: int | None = None,
+        pool: bool = False,
     ):
         for name, value in (("batch_size", batch_size), ("hot", 1 if hot is None else hot)):
             at_least_one(name, value)
@@ -96,7 +102,9 @@ class Fleet:
         self.diverged = 0  # rounds whose update was not finite: those models stayed as they were
         self.cursor: Tree = None  # as it was last saved
         self._given = {"key": as_key(key), "batch_size": self.batch_size, "particles": particles, "lanes": lanes}
-        self._hot, self._lock = hot, threading.RLock()
+        self._hot, self._lock, self.pool = hot, threading.RLock(), pool
+        self._population: Population | None = None
+        self._rounds = self._pooled_at = 0  # learnt by this object, and at the last look at the population
         keyed = Keyed(sampler, **self._given)  # enough to start models; another comes with the first rows
         self._store = Store(None if path is None else Path(path), forget_after)
         self._use(keyed)
@@ -114,7 +122,7 @@ class Fleet:
         Args:
             path: its file.
             sampler: made with the settings that the saved fleet's was made with.
-            settings: `on_bad`, `hot`, `forget_after` and `lanes`, as for a new fleet.
+            settings: `on_bad`, `hot`, `forget_after`, `lanes` and `pool`, as for a new fleet.
         """
         if not Path(path).exists():
             raise FileNotFoundError(f"{path} is not a saved fleet: there is no such file.")
@@ -124,6 +132,20 @@ class Fleet:
         if not about:
             raise FileNotFoundError(f"{path} is not a saved fleet: nothing was saved there.")
         return cls(sampler, path=path, **{name: about[name] for name in KEPT[1:]}, **settings)
+
+    @classmethod
+    def of(cls, keyed: Keyed, path: str | Path | None = None, **settings: Any) -> Self:
+        """Return a fleet of the models of a `Keyed`.
+
+        Args:
+            keyed: made with an `example`.
+            path: the fleet's file.
+            settings: `on_bad`, `hot` and `forget_after`, as for a new fleet.
+        """
+        made = cls(keyed.sampler, path=path, **keyed.settings, **settings)
+        if made._keyed.layout is None:
+            made._use(keyed)
+        return made
 
     # --- asking -------------------------------------------------------------------------------------
 
@@ -182,7 +204,28 @@ class Fleet:
         distinct, code = coded(names)
         with self._lock:
             keyed, records = self._keyed, self._records(distinct)
+            if self.pool:
+                states = with_population(self.sampler, keyed.states(records), self.population(), x)
+                records = keyed.with_states(records, states)
         return keyed.predict(records, code, x)
+
+    @_in_turn
+    def population(self) -> Population:
+        """Return what the models have in common, learnt anew once there are a tenth more rounds than last time.
+
+        It is learnt from at most 4,096 of the models; see `opvi.scale.pooled`.
+        """
+        if self._population is None or self._rounds > 1.1 * self._pooled_at:
+            names = self._store.ids()
+            some = (
+                [names[place] for place in np.unique(np.linspace(0, len(names) - 1, POOLED).astype(int))]
+                if names
+                else []
+            )
+            inputs = None if self._keyed.layout is None else self._keyed.layout.empty()[0]
+            states = self._keyed.states(self._records(some) if some else self._keyed.start([0]))
+            self._population, self._pooled_at = pooled(self.sampler, states, inputs), self._rounds
+        return self._population
 
     # --- learning -----------------------------------------------------------------------------------
 
@@ -232,6 +275,19 @@ class Fleet:
         """Drop a model and its waiting rows; a row of this id would begin a new one."""
         self._record(name)
         self._store.forget(checked_id(name))
+
+    @_in_turn
+    def take(self, ids: Sequence[Id] | np.ndarray, records: np.ndarray) -> None:
+        """Take over models as records of `Keyed`, in place of those of the same ids; all of them or none.
+
+        Args:
+            ids: distinct.
+            records: of a `Keyed` with the fleet's settings.
+        """
+        names, records = checked_ids(ids), self._keyed.checked(records)
+        if len(set(names)) != len(records):
+            raise ValueError(f"`ids` has {len(set(names))} distinct ids for {len(records)} records.")
+        self._through(names, lambda _, begin, __: (records[begin : begin + self._store.hot], in_one([])))
 
     # --- the file -----------------------------------------------------------------------------------
 
@@ -331,6 +387,7 @@ class Fleet:
                     put(some, records)
                     parts.append(rounds._replace(code=rounds.code + begin))
         rounds = in_one(parts)
+        self._rounds += len(rounds.code)
         if rounds.info is not None:
             self.diverged += int((~rounds.info.finite).sum())
         return Learnt([names[index] for index in rounds.code.tolist()], rounds.info)

@@ -86,6 +86,11 @@ class Keyed:
         self.fingerprint = np.uint64(self._fingerprint())
         self.dtype = self._record()
 
+    @property
+    def settings(self) -> dict[str, Any]:
+        """What this was made with, besides the sampler and the example."""
+        return {"key": self._key, "batch_size": self.batch_size, "particles": self._start, "lanes": self._lanes}
+
     def __reduce__(self) -> tuple[object, ...]:
         """Return settings, and nothing compiled. Most samplers hold functions, which take cloudpickle."""
         key = np.asarray(jax.random.key_data(self._key)), self.form.impl
@@ -114,6 +119,15 @@ class Keyed:
     def states(self, records: np.ndarray) -> State:
         """Return states with leaves `[records, ...]`. Waiting rows are not in them."""
         return self.form.models(self.checked(records)["model"])[1]
+
+    def with_states(self, records: np.ndarray, states: State) -> np.ndarray:
+        """Return the records with other states, leaves `[records, ...]`."""
+        keys, _ = self.form.models(self.checked(records)["model"])
+        leaves = [keys, *map(np.asarray, jax.tree.leaves(states))]
+        words = [np.ascontiguousarray(leaf).reshape(len(records), -1).view(self.form.word) for leaf in leaves]
+        records = records.copy()
+        records["model"] = np.concatenate(words, 1)
+        return records
 
     def read(self, data: bytes | memoryview) -> np.ndarray:
         """Return the records that these bytes are; refuse bytes that are none of this sampler's."""

@@ -214,6 +214,7 @@ class Store:
             connection.execute("PRAGMA locking_mode = EXCLUSIVE")
             connection.execute(f"PRAGMA journal_mode = {'WAL' if path else 'DELETE'}")
             connection.execute(f"PRAGMA synchronous = {'NORMAL' if path else 'OFF'}")
+            connection.execute("PRAGMA wal_autocheckpoint = 10000")  # pages: small saves do not wait for the disk
             connection.execute("PRAGMA journal_size_limit = 67108864")
             connection.execute("BEGIN IMMEDIATE")
             found = [connection.execute(f"PRAGMA {name}").fetchone()[0] for name in ("application_id", "user_version")]
