@@ -1,8 +1,13 @@
-"""Kill a learning fleet again and again: rows count once, bits as undisturbed. `python -m benchmarks.kills`."""
+"""A run of `opvi learn` killed again and again ends as the run that nobody touched: the same bits.
+
+`python -m benchmarks.kills --rows 100000 --kills 50 --out bench-output`
+"""
 
 import argparse
-import hashlib
 import json
+import os
+import random
+import signal
 import subprocess
 import sys
 import tempfile
@@ -16,87 +21,129 @@ import numpy as np
 import opvi
 from benchmarks.machine import machine
 
-MODELS, SEED = 300, 0
+OPTIONS = ["--target", "y", "--save-every", "0.02"]
 
 
-def fleet(path: Path | None, hot: int) -> opvi.Fleet:
-    sampler = opvi.opvi(opvi.linear_regression(4), step=0.01)
-    return opvi.Fleet(sampler, SEED, path=path, batch_size=4, particles=5, hot=hot)
+def write_table(path: Path, rows: int, seed: int = 0) -> None:
+    """Numbers, a text, gaps, and now and then a row that breaks the schema."""
+    rng = np.random.default_rng(seed)
+    x = rng.normal(size=(rows, 3))
+    colour = rng.choice(["red", "green", "blue"], rows)
+    y = 3 * np.sin(x[:, 0]) + x[:, 1] + 2 * (colour == "red") + 0.3 * rng.normal(size=rows)
+    with path.open("w") as file:
+        file.write("a,b,c,colour,y\n")
+        for i in range(rows):
+            b = "" if i % 97 == 5 else f"{x[i, 1]:.5f}"
+            c = "broken" if i % 1009 == 1008 else f"{x[i, 2]:.5f}"
+            file.write(f"{x[i, 0]:.5f},{b},{c},{colour[i]},{y[i]:.5f}\n")
 
 
-def stream(rows: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    rng = np.random.default_rng(SEED)
-    X = rng.standard_normal((rows, 4)).astype(np.float32)
-    y = X.sum(1) + rng.standard_normal(rows).astype(np.float32)
-    return (rng.pareto(0.5, rows) * 3).astype(int).clip(0, MODELS - 1), X, y
+def start(table: Path, folder: Path, more: list[str], cache: Path) -> subprocess.Popen[bytes]:
+    command = [
+        sys.executable,
+        "-m",
+        "opvi.app.cli",
+        "learn",
+        str(table),
+        "--run",
+        str(folder),
+        "--resume",
+        *OPTIONS,
+        *more,
+    ]
+    # Compiled programs are kept, so that a process that starts again need not compile again.
+    environment = {
+        **os.environ,
+        "JAX_COMPILATION_CACHE_DIR": str(cache),
+        "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0",
+    }
+    return subprocess.Popen(command, env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE)
 
 
-def learn(path: Path | None, rows: int, hot: int) -> opvi.Fleet:
-    """Learn the stream from where the file's cursor stands, in calls of 1 to 60 rows, saving after each."""
-    made, (ids, X, y) = fleet(path, hot), stream(rows)
-    at = made.cursor or 0
-    print(f"from {at}", flush=True)
-    while at < rows:
-        end = min(rows, at + 1 + at * 7919 % 60)
-        made.learn(ids[at:end], (X[at:end], y[at:end]))
-        if path is not None:
-            made.save(cursor=end)
-        at = end
-    return made
+def finish(process: subprocess.Popen[bytes]) -> None:
+    _, errors = process.communicate()
+    if process.returncode:
+        raise RuntimeError(f"opvi learn ended with {process.returncode}: {errors.decode()[-2000:]}")
 
 
-def digest(made: opvi.Fleet) -> dict[str, Any]:
-    """What a fleet has come to: a hash of all bits, and how many rows were learnt or wait."""
-    names = sorted(made.ids)
-    states = [made.state(name) for name in names]
-    bits = hashlib.sha256(b"".join(np.asarray(leaf).tobytes() for leaf in jax.tree.leaves(states)))
-    rows = sum(int(state.rows) for state in states) + sum(made.waiting(name) for name in names)
-    return {"models": len(names), "rows": rows, "sha256": bits.hexdigest()}
+def result(table: Path, folder: Path) -> dict[str, Any]:
+    """All that must be equal: the last checkpoint, the rejected rows, the figures, predictions."""
+    from opvi.adapters._tables import open_source
+    from opvi.app.learn import RunDirectory, predict
+    from opvi.app.learn._predict import learnt
+
+    known = learnt(RunDirectory(folder))
+    tree = {name: part for name, part in known.tree.items() if name != "saves"}
+    with open_source(table) as source:
+        predicted = [columns["mean"] for columns, _ in predict(known, source)]
+    return {
+        "tree": tree,
+        "rejected": (folder / "rejected.jsonl").read_bytes(),
+        "metrics": (folder / "metrics.json").read_bytes(),
+        "predictions": np.concatenate(predicted),
+    }
 
 
-def killed(path: Path, rows: int, hot: int, kills: int) -> list[int]:
-    """Learn in processes that are killed at random moments; return where each began."""
-    rng, cursors = np.random.default_rng(1), []
-    command = [sys.executable, "-m", "benchmarks.kills", "--child", str(path), "--rows", str(rows), "--hot", str(hot)]
-    for life in range(kills + 1):
-        with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as child:
-            assert child.stdout is not None
-            cursors.append(int(child.stdout.readline().split()[1]))
-            if life < kills:
-                time.sleep(rng.uniform(0.0, 0.6))
-                child.kill()
-        if child.returncode == 0 and life < kills:
-            raise RuntimeError(f"the stream ended after {life} kills: give it more rows")
-    return cursors
+def same(a: dict[str, Any], b: dict[str, Any]) -> bool:
+    """Bit for bit."""
+    texts = all(a[name] == b[name] for name in ("rejected", "metrics"))
+    leaves = zip(
+        jax.tree.leaves((a["tree"], a["predictions"])), jax.tree.leaves((b["tree"], b["predictions"])), strict=True
+    )
+    return texts and all(np.asarray(x).tobytes() == np.asarray(y).tobytes() for x, y in leaves)
 
 
-def compare(kills: int, rows: int, hot: int) -> dict[str, Any]:
-    """An undisturbed run in memory beside one that was killed."""
-    with tempfile.TemporaryDirectory() as folder:
-        path = Path(folder) / "fleet"
-        cursors = killed(path, rows, hot, kills)
-        with fleet(path, hot) as made:
-            disturbed = {**digest(made), "cursor": made.cursor}
-    calm = digest(learn(None, rows, 10**6))
-    same = disturbed["sha256"] == calm["sha256"] and disturbed["rows"] == calm["rows"] == rows
-    return {"kills": kills, "cursors": cursors, "disturbed": disturbed, "calm": calm, "same": same}
+def newest(folder: Path) -> str:
+    return max((path.name for path in (folder / "checkpoints").glob("*.opvi")), default="")
+
+
+def trial(table: Path, work: Path, kills: int, more: list[str], within: float = 0.3, seed: int = 0) -> dict[str, Any]:
+    """One run left alone, one killed `kills` times, at random moments `within` seconds after it saved something."""
+    whole, killed, cache = work / "whole", work / "killed", work / "programs"
+    finish(start(table, whole, more, cache))
+    chance = random.Random(seed)
+    done = early = 0
+    while done < kills:
+        process = start(table, killed, more, cache)
+        before = newest(killed)
+        # Some kills come while the process still starts; most once it has saved something new.
+        wait = chance.random() < 0.9
+        while wait and newest(killed) == before and process.poll() is None:
+            time.sleep(0.002)
+        time.sleep(chance.random() * within)
+        if process.poll() is not None:
+            process.communicate()
+            early += 1
+            if early > 3:
+                raise RuntimeError(f"the run ended after {done} kills: give it more rows.")
+            continue
+        process.send_signal(signal.SIGKILL)
+        process.communicate()
+        done += 1
+    finish(start(table, killed, more, cache))
+    return {"kills": done, "same_bits": same(result(table, whole), result(table, killed))}
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.kills", description=__doc__)
-    parser.add_argument("--out", type=Path, default=Path("bench-output"), help="folder for kills.json")
+    parser.add_argument("--rows", type=int, default=100_000)
     parser.add_argument("--kills", type=int, default=50)
-    parser.add_argument("--rows", type=int, default=200_000)
-    parser.add_argument("--hot", type=int, default=50)
-    parser.add_argument("--child", type=Path, help=argparse.SUPPRESS)
-    given = parser.parse_args()
-    if given.child:
-        learn(given.child, given.rows, given.hot)
-        return
-    given.out.mkdir(parents=True, exist_ok=True)
-    result = {"machine": machine("python -m benchmarks.kills"), **compare(given.kills, given.rows, given.hot)}
-    (given.out / "kills.json").write_text(json.dumps(result, indent=1) + "\n")
-    print(json.dumps(result["disturbed"]), json.dumps(result["calm"]), "the same:", result["same"])
+    parser.add_argument("--linear", action="store_true", help="no hidden layer")
+    parser.add_argument("--out", type=Path, default=Path("bench-output"), help="folder for kills.json")
+    options = parser.parse_args()
+    options.out.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory() as folder:
+        work = Path(folder)
+        write_table(work / "table.csv", options.rows)
+        found = trial(work / "table.csv", work, options.kills, ["--hidden", "none"] if options.linear else [])
+    found |= {"rows": options.rows, "opvi": opvi.__version__}
+    print(found)
+    path = options.out / "kills.json"
+    path.write_text(
+        json.dumps({"machine": machine(), "command": " ".join(sys.argv[1:]), "result": found}, indent=1) + "\n"
+    )
+    print(f"Written: {path}")
+    sys.exit(not found["same_bits"])
 
 
 if __name__ == "__main__":

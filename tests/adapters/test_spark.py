@@ -51,7 +51,7 @@ class Bucket:
 
     def __init__(self, keyed=KEYED, emit="predictions", forget_after=None):
         pickled = adapter.cloudpickle.dumps(keyed)
-        self.learner = adapter.Learner(pickled, "id", COLUMNS, "y", "t", forget_after, emit)
+        self.learner = adapter._Learner(pickled, "id", COLUMNS, "y", "t", forget_after, emit)
         self.value, self.now = None, 0
         self.learner.init(SimpleNamespace(getValueState=lambda name, schema: self))
 

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 import opvi
-from benchmarks import kills
+from benchmarks import fleet_kills
 from opvi.scale import Keyed
 from opvi.scale.fleet._ids import as_bytes, from_bytes
 from opvi.scale.fleet._programs import Form
@@ -123,6 +123,6 @@ def test_leaves_of_any_kind_go_through_words():
 
 @pytest.mark.slow  # three processes that import JAX
 def test_a_killed_fleet_counts_every_row_once():
-    result = kills.compare(kills=2, rows=5000, hot=20)
+    result = fleet_kills.compare(kills=2, rows=5000, hot=20)
     assert result["disturbed"]["cursor"] == 5000
     assert result["same"], result

@@ -77,7 +77,7 @@ def learn(
     head = [StructField(id, fields[id].dataType), *([fields[order]] if emit == "predictions" else [])]
     said_fields: Any = StructType.fromDDL(saying)
     schema = StructType([*head, *said_fields.fields])
-    learner = Learner(cloudpickle.dumps(keyed), id, list(inputs), target, order, forget_after, emit)
+    learner = _Learner(cloudpickle.dumps(keyed), id, list(inputs), target, order, forget_after, emit)
     bucket = F.pmod(F.xxhash64(F.col(id)), F.lit(buckets)).cast("int")
     return (
         rows.select(id, *inputs, target, order, bucket.alias(BUCKET))
@@ -116,7 +116,7 @@ def fleet(
     return made
 
 
-class Learner(StatefulProcessor):
+class _Learner(StatefulProcessor):
     """Learns the rows of a bucket; what Spark calls in its workers."""
 
     def __init__(
