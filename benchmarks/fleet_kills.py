@@ -57,7 +57,17 @@ def digest(made: opvi.Fleet) -> dict[str, Any]:
 def killed(path: Path, rows: int, hot: int, kills: int) -> list[int]:
     """Learn in processes that are killed at random moments; return where each began."""
     rng, cursors = np.random.default_rng(1), []
-    command = [sys.executable, "-m", "benchmarks.fleet_kills", "--child", str(path), "--rows", str(rows), "--hot", str(hot)]
+    command = [
+        sys.executable,
+        "-m",
+        "benchmarks.fleet_kills",
+        "--child",
+        str(path),
+        "--rows",
+        str(rows),
+        "--hot",
+        str(hot),
+    ]
     for life in range(kills + 1):
         with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as child:
             assert child.stdout is not None

@@ -4,7 +4,6 @@ import threading
 from collections.abc import Callable, Sequence
 from functools import partial, wraps
 from pathlib import Path
-from types import TracebackType
 from typing import Any, NamedTuple, Self, TypeVar, cast
 
 import jax
@@ -108,12 +107,11 @@ class Fleet:
         keyed = Keyed(sampler, **self._given)  # enough to start models; another comes with the first rows
         self._store = Store(None if path is None else Path(path), forget_after)
         self._use(keyed)
-        if self._store.about is not None:
-            try:
-                self._resume(self._store.about)
-            except BaseException:
-                self._store.close()
-                raise
+        try:
+            self._resume(self._store.about)
+        except BaseException:
+            self._store.close()
+            raise
 
     @classmethod
     def load(cls, path: str | Path, sampler: Sampler, **settings: Any) -> Self:
@@ -166,7 +164,7 @@ class Fleet:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(self, kind: type | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     @property
@@ -217,11 +215,7 @@ class Fleet:
         """
         if self._population is None or self._rounds > 1.1 * self._pooled_at:
             names = self._store.ids()
-            some = (
-                [names[place] for place in np.unique(np.linspace(0, len(names) - 1, POOLED).astype(int))]
-                if names
-                else []
-            )
+            some = names[:: -(-len(names) // POOLED)] if names else []
             inputs = None if self._keyed.layout is None else self._keyed.layout.empty()[0]
             states = self._keyed.states(self._records(some) if some else self._keyed.start([0]))
             self._population, self._pooled_at = pooled(self.sampler, states, inputs), self._rounds
@@ -329,8 +323,10 @@ class Fleet:
         """Let the file go, for others to open. What was not saved is lost."""
         self._store.close()
 
-    def _resume(self, about: dict[str, Any]) -> None:
-        """Take up what was saved; refuse what belongs to another sampler."""
+    def _resume(self, about: dict[str, Any] | None) -> None:
+        """Take up what was saved, if anything was; refuse what belongs to another sampler."""
+        if about is None:
+            return
         now = {"sampler": settings(self.sampler), **{name: settings(_plain(self._given[name])) for name in KEPT[1:]}}
         then = {"sampler": about["settings"], **{name: settings(_plain(about[name])) for name in KEPT[1:]}}
         odd = difference(then, now)
@@ -398,7 +394,6 @@ def _single(states: Tree) -> State:
 
 
 def _plain(value: Tree) -> Tree:
-    """Return keys as their numbers, tuples as lists: as what was saved comes back."""
-    if isinstance(value, jax.Array) and jnp.issubdtype(value.dtype, jax.dtypes.prng_key):
-        return np.asarray(jax.random.key_data(value))
-    return value
+    """Return a key as its numbers, anything else as it is."""
+    is_key = isinstance(value, jax.Array) and jnp.issubdtype(value.dtype, jax.dtypes.prng_key)
+    return np.asarray(jax.random.key_data(value)) if is_key else value
