@@ -14,6 +14,8 @@ from opvi.adapters._tables._block import cut as cut
 from opvi.adapters._tables._first import Reading as Reading
 from opvi.adapters._tables._infer import FIRST_ROWS as FIRST_ROWS
 from opvi.adapters._tables._infer import infer_schema as infer_schema
+from opvi.adapters._tables._schema import COUNT_BEND as COUNT_BEND
+from opvi.adapters._tables._schema import COUNT_SHIFT as COUNT_SHIFT
 from opvi.adapters._tables._schema import Encoded as Encoded
 from opvi.adapters._tables._schema import Schema as Schema
 from opvi.adapters._tables._source import RowSource as RowSource

@@ -32,6 +32,7 @@ def infer_schema(
     rows: int = FIRST_ROWS,
     reading: Reading = PLAINLY,
     positive: bool = False,
+    counts: bool = False,
 ) -> Schema:
     """Return what the columns mean, judged by the first rows of a source.
 
@@ -44,6 +45,7 @@ def infer_schema(
         leave_out: columns that the model must not see.
         reading: how numbers, dates and gaps are spelt, as far as the user says so.
         positive: learn the logarithm of a target that is always positive; predictions are then positive, too.
+        counts: the target counts something; predictions are then distributions of whole numbers from 0 on.
     """
     if task not in ("auto", "regression", "classification"):
         raise TableError(f"the task {quoted(task)} is not known. Tasks: auto, regression, classification.")
@@ -73,11 +75,12 @@ def infer_schema(
     told = settle([aim, *firsts])
     notes = [told] if told else []
     closed = classes is not None
+    task = "regression" if counts and task == "auto" else task  # few small numbers are no classes then
     task, labels, classes = _task(aim, task, classes, notes)
-    if positive:
-        _check_positive(aim, task)
+    if positive or counts:
+        _check_positive(aim, task, counts)
     made = _schema(target, task, list(classes), labels, _columns(firsts, notes), notes)
-    return made._replace(spelling=aim.spelling, positive=positive, closed=closed)
+    return made._replace(spelling=aim.spelling, positive=positive, closed=closed, counts=counts)
 
 
 def infer_inputs(blocks: Iterable[Block], rows: int, reading: Reading = PLAINLY) -> Schema:
@@ -126,12 +129,20 @@ def _column(first: First, alone: bool) -> tuple[Column | None, str]:
     return Column(name, first.kind, gaps, float(np.mean(data))), note
 
 
-def _check_positive(first: First, task: str) -> None:
+def _check_positive(first: First, task: str, counts: bool) -> None:
     if task != "regression":
-        raise TableError(f"the target {quoted(first.name)} has classes, but only a number can be positive.")
+        what = "a count" if counts else "positive"
+        raise TableError(f"the target {quoted(first.name)} has classes, but only a number can be {what}.")
     values = first.values("number")
-    low = float(values.data[~values.missing & ~values.bad].min())
-    if low < SMALLEST_POSITIVE:
+    data = values.data[~values.missing & ~values.bad]
+    low = float(data.min())
+    if counts and (low < 0 or (data != np.floor(data)).any()):
+        odd = float(data[(data < 0) | (data != np.floor(data))][0])
+        raise TableError(
+            f"the target {quoted(first.name)} holds {odd:g} among the first rows, so it does not count anything. Learn "
+            "it as it is, or with --positive."
+        )
+    if not counts and low < SMALLEST_POSITIVE:
         raise TableError(
             f"the target {quoted(first.name)} holds {low:g} among the first rows, so it is not always positive. Learn "
             "it as it is, or add a constant first."

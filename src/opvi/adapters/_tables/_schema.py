@@ -18,6 +18,7 @@ DAY, HOUR = 86_400_000_000, 3_600_000_000  # microseconds
 NEW_YEAR = 10_957 * DAY  # of 2000, since 1970
 YEAR = 365.2425  # days
 SMALLEST_POSITIVE = 1e-30  # of a target whose logarithm is learnt
+COUNT_SHIFT, COUNT_BEND = 0.375, 10.0  # of `count_scale`; around b it turns from a square root into a logarithm
 WHAT = {
     "number": "is not a number",
     "boolean": "is neither true nor false",
@@ -76,6 +77,7 @@ class Schema(NamedTuple):
     spelling: Spelling = PLAIN  # of the target
     positive: bool = False  # whether the logarithm of the target is learnt
     closed: bool = False  # whether the user named all classes
+    counts: bool = False  # whether the target counts something, and is learnt on `count_scale`
 
     def to_json(self) -> Json:
         """Return plain lists, dictionaries, numbers and strings."""
@@ -148,6 +150,13 @@ class Schema(NamedTuple):
         rejected, y = sorted([*block.malformed, *refused]), None if y is None else y[keep]
         return Encoded(x[keep], y, numbers[keep], rejected, gaps[:, keep].sum(1))
 
+    def targets(self, learnt: np.ndarray) -> np.ndarray:
+        """Return the targets in their own units, from numbers as they are learnt."""
+        learnt = np.asarray(learnt, float)
+        if self.counts:
+            return np.round(COUNT_BEND * np.sinh(learnt) ** 2 - COUNT_SHIFT)
+        return np.exp(learnt) if self.positive else learnt
+
     def _target(self, block: Block, rows: int, reasons: dict[int, str]) -> np.ndarray:
         """Targets of all rows; what stands at those with a reason means nothing."""
         array = raw(block, self.target, rows)
@@ -159,6 +168,10 @@ class Schema(NamedTuple):
             _note(values.missing, lambda _: f"{where} is missing", reasons)
             _refuse_large(values.data, where, reasons)
             sound = np.abs(values.data) <= LARGEST_VALUE
+            if self.counts:
+                sound &= (values.data >= 0) & (values.data == np.floor(values.data))
+                _note(~sound, lambda i: f"{where}: {_value(array, i)} is not a whole number of at least 0", reasons)
+                return count_scale(np.where(sound, values.data, 0.0)).astype(np.float32)
             if self.positive:
                 sound &= values.data >= SMALLEST_POSITIVE
                 _note(~sound, lambda i: f"{where}: {_value(array, i)} is not positive", reasons)
@@ -171,6 +184,15 @@ class Schema(NamedTuple):
             (codes < 0) & ~missing, lambda i: f"{where}: {_value(array, i)} is none of the classes ({known})", reasons
         )
         return codes.astype(np.int32)
+
+
+def count_scale(counts: np.ndarray) -> np.ndarray:
+    r"""Return $g(y) = \operatorname{arsinh} \sqrt{(y + 3/8) / b}$, on which counts vary about equally.
+
+    It is a square root for small counts, whose variance is their mean, and a logarithm for large ones, which vary by
+    shares: Anscombe's scale for negative binomials.
+    """
+    return np.arcsinh(np.sqrt((counts + COUNT_SHIFT) / COUNT_BEND))
 
 
 def _spelled(spelling: Spelling) -> Json:

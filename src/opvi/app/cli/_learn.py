@@ -21,7 +21,7 @@ EXIT = {"SIGINT": 130, "SIGTERM": 143}  # what a shell reports
 # Options that are settled when a run begins.
 SHAPING = (
     *("task", "classes", "leave_out", "first_rows", "decimal", "thousands", "date_format", "na", "fold_case"),
-    *("positive", "hidden", "particles", "half_life", "memory_rows", "seed"),
+    *("positive", "counts", "hidden", "particles", "half_life", "memory_rows", "seed"),
 )
 DRIFTED = 3  # the exit status where the data changed
 
@@ -94,9 +94,9 @@ def _add_spelling(command: argparse.ArgumentParser) -> None:
     command.add_argument("--date-format", metavar="FORM", help="dmy, mdy, ymd, or a pattern such as %%d.%%m.%%Y")
     command.add_argument("--na", metavar="WORD,…", help="more words for a missing value, such as -999,unknown")
     command.add_argument("--fold-case", action="store_true", help="texts that differ by case or spaces are the same")
-    command.add_argument(
-        "--positive", action="store_true", help="the target is always positive: its logarithm is learnt"
-    )
+    kind = command.add_mutually_exclusive_group()
+    kind.add_argument("--positive", action="store_true", help="the target is always positive: its logarithm is learnt")
+    kind.add_argument("--counts", action="store_true", help="the target counts something: 0, 1, 2, …")
 
 
 def learn(options: argparse.Namespace) -> int:

@@ -284,8 +284,8 @@ class Learner:
     def count(self, fed: Fed | None) -> None:
         """Add what was predicted for batches to the figures."""
         if fed is not None:
-            if self.schema.positive:  # figures are of the target, not of its logarithm
-                fed = fed._replace(data=(fed.data[0], np.exp(np.asarray(fed.data[1], float))))
+            if self.schema.task == "regression":  # figures are of the target, not of its logarithm
+                fed = fed._replace(data=(fed.data[0], self.schema.targets(fed.data[1])))
             self.scores = scoring.add(self.scores, self.schema.task, fed)
             self.figures = self.figures.add(self.schema.task, fed)
             self.columns = self.columns.add(fed)

@@ -9,7 +9,7 @@ import jax
 
 from opvi.adapters._tables import Block, Json, Schema, TableError
 from opvi.app.learn._directory import RunDirectory, RunError
-from opvi.app.learn._positive import Positive
+from opvi.app.learn._scales import Counts, Positive
 from opvi.running._rows import size_of
 from opvi.tracking import classifier, regressor, remembering, watched
 from opvi.tracking._regressor import EARLY_ROWS, chosen_sizes
@@ -53,7 +53,7 @@ def model(schema: Schema, settings: Settings, room: int | None = None) -> Sample
     if settings.memory_rows:
         made = remembering(made, settings.memory_rows)
     made = watched(remembering(made, SAMPLE, again=0))
-    made = Positive(made) if schema.positive else made
+    made = Counts(made) if schema.counts else Positive(made) if schema.positive else made
     size = size_of(jax.eval_shape(made.init, jax.random.key(0)))
     if size > MOST_BYTES:  # before it takes the memory
         raise ValueError(

@@ -13,7 +13,7 @@ from opvi.app.learn._columns import ColumnSums
 from opvi.app.learn._directory import RunDirectory, RunError
 from opvi.app.learn._figures import Figures
 from opvi.app.learn._model import Settings, about_model, check_columns, describes, later, model
-from opvi.app.learn._positive import positive_moments
+from opvi.app.learn._scales import count_moments, count_quantiles, positive_moments
 from opvi.predictive import Predictive
 from opvi.running import CheckpointError, Engine
 from opvi.running._checkpoint import shaped
@@ -107,7 +107,7 @@ def predicted(engine: Engine, schema: Schema, x: np.ndarray, levels: tuple[float
     asked = x if len(x) else np.zeros((1, x.shape[1]), x.dtype)  # without rows there is no question
     if schema.task == "regression":
         names = ["mean", "sd", *(f"q{q:g}" for q in levels)]
-        what = _positive_numbers if schema.positive else _numbers
+        what = _count_numbers if schema.counts else _positive_numbers if schema.positive else _numbers
         return dict(zip(names, engine.ask(asked, what, levels)[: len(x)].T, strict=True))
     probabilities = engine.ask(asked, Predictive.probabilities)[: len(x), : len(schema.classes)]
     probabilities = probabilities / probabilities.sum(1, keepdims=True)  # a model may have room for more classes
@@ -125,3 +125,9 @@ def _positive_numbers(predictive: Predictive, levels: tuple[float, ...]) -> Arra
     """The same of a target whose logarithm was learnt."""
     quantiles = jnp.exp(predictive.quantile(levels)) if levels else ()
     return jnp.stack([*positive_moments(predictive), *quantiles], 1)
+
+
+def _count_numbers(predictive: Predictive, levels: tuple[float, ...]) -> Array:
+    """The same of a count; its quantiles are whole numbers."""
+    quantiles = count_quantiles(predictive, levels) if levels else ()
+    return jnp.stack([*count_moments(predictive), *quantiles], 1)

@@ -35,6 +35,10 @@ def _settings(known: Learnt) -> dict[str, str]:
         "seed": str(settings.seed),
         "model": known.sampler.about,
     }
+    if schema.counts:
+        told["scale"] = (
+            "counts are learnt on the scale arsinh √((y + 3/8) / 10); effects are on it, figures on the target's own"
+        )
     if schema.positive:
         told["scale"] = "the logarithm of the target is learnt; effects are on that scale, figures on the target's own"
     began, saved = (_moment(known.about.get(name)) for name in ("began", "saved"))

@@ -41,6 +41,7 @@ class Asked(NamedTuple):
     format: str | None = None
     reading: Reading = Reading()
     positive: bool = False
+    counts: bool = False
     settings: Settings = Settings()
     resume: bool = False
     replayed: bool = False  # a pipe that starts again from its first row
@@ -98,6 +99,7 @@ def _begun(run: RunDirectory, kept: Checkpoints, asked: Asked, stop: Stop) -> Re
             asked.first_rows,
             asked.reading._replace(semicolons=source.semicolons),
             asked.positive,
+            asked.counts,
         )
         learner = _learner(run, kept, schema, asked.settings, asked)
         run.begin(
@@ -148,7 +150,13 @@ def _resumed(run: RunDirectory, kept: Checkpoints, asked: Asked, stop: Stop) -> 
 
 def _refuse_changes(run: RunDirectory, about: Json, schema: Schema, settings: Settings, given: Json) -> None:
     """Refuse options other than those that the run began with: they would be ignored."""
-    began = {**settings._asdict(), "task": schema.task, "positive": schema.positive, **about.get("asked", {})}
+    began = {
+        **settings._asdict(),
+        "task": schema.task,
+        "positive": schema.positive,
+        "counts": schema.counts,
+        **about.get("asked", {}),
+    }
     for name, value in given.items():
         if (name in began or "asked" in about) and _plain(began.get(name)) != _plain(value):
             without = began.get(name) is None

@@ -7,8 +7,6 @@ import time
 from collections.abc import Callable
 from typing import NamedTuple
 
-import numpy as np
-
 from opvi.adapters._tables import Encoded, Json, Schema
 from opvi.adapters._tables._jsonlines import BadLineError
 from opvi.adapters._tables._messages import Number, Row, block_of, rows_of
@@ -189,8 +187,7 @@ def _labels(schema: Schema, encoded: Encoded) -> dict[int, float | str]:
     assert encoded.y is not None
     if schema.task == "classification":
         return {int(row): schema.classes[code] for row, code in zip(encoded.row, encoded.y, strict=True)}
-    y = np.exp(encoded.y.astype(float)) if schema.positive else encoded.y.astype(float)
-    return dict(zip(encoded.row.tolist(), y.tolist(), strict=True))
+    return dict(zip(encoded.row.tolist(), schema.targets(encoded.y).tolist(), strict=True))
 
 
 def replay(learner: Learner, log: Log) -> int:
