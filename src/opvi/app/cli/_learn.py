@@ -38,7 +38,7 @@ def add_learn(commands: Commands) -> None:
         "source",
         nargs="?",
         metavar="SOURCE",
-        help="CSV, TSV, JSON lines or Parquet, plain, .gz or .zst; - reads a pipe",
+        help="CSV, TSV, JSON lines or Parquet, plain, .gz or .zst; - reads a pipe; nats://, kafka://, sqlite://, postgresql://",
     )
     command.add_argument("--target", metavar="COL", help="the column to predict")
     command.add_argument("--task", choices=("auto", "regression", "classification"))
@@ -108,8 +108,8 @@ def learn(options: argparse.Namespace) -> int:
 
     if options.source is None and not options.resume:
         raise CommandError("SOURCE is missing: name the file to learn from. `-` reads a pipe.")
-    if options.run is None and options.source in (None, "-"):
-        raise CommandError("`--run DIR` is missing: a pipe has no name from which to name the run.")
+    if options.run is None and (options.source in (None, "-") or "://" in options.source):
+        raise CommandError("`--run DIR` is missing: a pipe or a broker has no name from which to name the run.")
     folder = options.run or Path(Path(options.source).name.split(".")[0] + ".run")
     run = RunDirectory(folder)
     again = ["opvi", "learn", *([options.source] if options.source else []), "--run", str(folder), "--resume"]

@@ -6,11 +6,13 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from opvi.adapters._streams import MessageSource, is_stream, named, open_stream
 from opvi.adapters._tables import (
     FIRST_ROWS,
     Block,
     Json,
     Reading,
+    RowSource,
     Schema,
     Source,
     SourceChangedError,
@@ -23,6 +25,7 @@ from opvi.app.learn._model import Settings, about_model
 from opvi.app.learn._report import versions
 from opvi.app.learn._stopping import Stop, blocks_of
 from opvi.running import Checkpoints
+from opvi.running._cursor import Cursor
 from opvi.running._saving import SAVE_EVERY
 
 PIPE = "-"
@@ -54,7 +57,7 @@ class Ready(NamedTuple):
     """Everything that `Learner.learn` needs, and what to say to the user first."""
 
     learner: Learner
-    source: Source
+    source: Source | MessageSource
     first: list[Block]
     messages: list[str]
 
@@ -87,7 +90,8 @@ def _begun(run: RunDirectory, kept: Checkpoints, asked: Asked, stop: Stop) -> Re
         raise RunError(f"there is no run in {run.path} to resume, and no SOURCE to begin one from. Name a file.")
     if asked.target is None:
         raise RunError("`--target COLUMN` is missing: name the column to predict.")
-    source = open_source(asked.source, asked.format)
+    source: Source | MessageSource
+    source = open_stream(asked.source) if is_stream(asked.source) else open_source(asked.source, asked.format)
     try:
         first = _some(source, asked.first_rows, stop)
         schema = infer_schema(
@@ -170,12 +174,14 @@ def _plain(value: Any) -> Any:
     return list(value) if isinstance(value, tuple) else value
 
 
-def _source(learner: Learner, asked: Asked, about: Json, stop: Stop) -> tuple[Source, str]:
+def _source(learner: Learner, asked: Asked, about: Json, stop: Stop) -> tuple[Source | MessageSource, str]:
     """The source at the row where learning resumes."""
     last = learner.places[-1] if learner.places and learner.places[-1].name != SERVED else None
     path = asked.source or (last.name if last else about.get("source"))
     if path in (None, PIPE, "standard input"):
         path = PIPE
+    if is_stream(path):
+        return _stream(learner, path)
     format = asked.format or (last.format if last else None)
     if path == PIPE and asked.source is None:
         raise RunError(
@@ -217,6 +223,19 @@ def _source(learner: Learner, asked: Asked, about: Json, stop: Stop) -> tuple[So
     return source, f"Resuming after {learner.rows:,} rows, with {path} from its first row."
 
 
+def _stream(learner: Learner, url: str) -> tuple[MessageSource, str]:
+    """A broker or a database behind the last message that was learnt."""
+    known = next((place for place in reversed(learner.places) if place.name == named(url)), None)
+    if known is None:
+        source = open_stream(url)
+        learner.places.append(Place(source.name, source.fingerprint, None, 0))
+        return source, f"Resuming after {learner.rows:,} rows, with {source.name} from its beginning."
+    source = open_stream(url, Cursor(known.row, known.position, known.digest), known.fingerprint)
+    if known is not learner.places[-1]:
+        learner.places.append(known)
+    return source, " ".join([f"Resuming {source.name} after row {known.row:,}.", *source.notes])
+
+
 def _learner(run: RunDirectory, kept: Checkpoints, schema: Schema, settings: Settings, asked: Asked) -> Learner:
     try:
         return Learner(run, kept, schema, settings, strict=asked.strict, save_every=asked.save_every)
@@ -224,7 +243,7 @@ def _learner(run: RunDirectory, kept: Checkpoints, schema: Schema, settings: Set
         raise RunError(str(error)) from None
 
 
-def _some(source: Source, rows: int, stop: Stop) -> list[Block]:
+def _some(source: RowSource, rows: int, stop: Stop) -> list[Block]:
     """Blocks with the first rows; fewer where most are malformed."""
     blocks, count, read = [], 0, 0
     for block in blocks_of(source, stop):

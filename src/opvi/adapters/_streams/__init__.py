@@ -1,0 +1,48 @@
+"""Rows from brokers and databases: NATS JetStream, Kafka, SQLite, PostgreSQL."""
+
+from opvi.adapters._streams._messages import MessageSource as MessageSource
+from opvi.adapters._streams._messages import named as named
+from opvi.adapters._tables import TableError
+from opvi.running._cursor import Cursor
+
+SCHEMES = ("nats", "kafka", "sqlite", "postgresql")
+
+
+def is_stream(path: str) -> bool:
+    """Whether this is the address of a broker or a database, and not a file."""
+    scheme, mark, _ = path.partition("://")
+    return bool(mark) and scheme.isalpha()
+
+
+def open_stream(url: str, cursor: Cursor | None = None, fingerprint: str | None = None) -> MessageSource:
+    """Open the rows of a broker or a database.
+
+    Args:
+        url: `nats://HOST/SUBJECT`, `kafka://HOST:PORT/TOPIC`, `sqlite:///FILE?table=T&key=K` or
+            `postgresql://HOST/DB?table=T&key=K`. `until=now` ends with what is there now, `columns=A,B` reads messages
+            as lines of CSV, `patience=SECONDS` says how long the broker may be gone.
+        cursor: where to resume; at the beginning if not given.
+        fingerprint: what was learnt from, to recognise it.
+    """
+    scheme = url.partition("://")[0]
+    place = cursor or Cursor()
+    try:
+        if scheme == "nats":
+            from opvi.adapters._streams._nats import Nats
+
+            return Nats(url, place, fingerprint)
+        if scheme == "kafka":
+            from opvi.adapters._streams._kafka import Kafka
+
+            return Kafka(url, place, fingerprint)
+        if scheme == "sqlite":
+            from opvi.adapters._streams._sql import Sqlite
+
+            return Sqlite(url, place, fingerprint)
+        if scheme == "postgresql":
+            from opvi.adapters._streams._sql import postgresql
+
+            return postgresql(url, place, fingerprint)
+    except ImportError as error:
+        raise TableError(str(error)) from None
+    raise TableError(f"{named(url)}: {scheme}:// is not known. Known are {', '.join(f'{s}://' for s in SCHEMES)}.")
