@@ -3,9 +3,12 @@
 import json
 import os
 import shutil
+import signal
+import socket
 import sqlite3
 import subprocess
 import sys
+import tempfile
 import time
 from pathlib import Path
 
@@ -287,19 +290,28 @@ def test_a_topic_of_kafka_by_the_offsets_of_the_checkpoint(payloads, from_file, 
 # --- PostgreSQL -----------------------------------------------------------------------------------
 
 
+def free_port():
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        return free.getsockname()[1]
+
+
 @pytest.mark.slow
 @pytest.mark.skipif(shutil.which("initdb") is None, reason="no PostgreSQL is installed")
 def test_a_table_of_postgresql(payloads, tmp_path):
     psycopg = pytest.importorskip("psycopg", reason="needs the extra `postgresql`")
-    if os.geteuid() == 0:
-        pytest.skip("PostgreSQL does not run as root")
-    data = tmp_path / "data"
-    subprocess.run(["initdb", "-D", data, "-A", "trust", "-U", "opvi"], check=True, stdout=subprocess.DEVNULL)
-    server = subprocess.Popen(["postgres", "-D", data, "-k", tmp_path, "-c", "listen_addresses="])
+    port, other = free_port(), {"user": "nobody"} if os.geteuid() == 0 else {}  # PostgreSQL does not run as root
+    data = tempfile.mkdtemp(prefix="opvi-postgresql")
+    if other:
+        shutil.chown(data, "nobody")
+    words = ["-D", data, "-A", "trust", "-U", "opvi"]
+    subprocess.run(["initdb", *words], check=True, stdout=subprocess.DEVNULL, cwd=data, **other)
+    settings = ["-c", "listen_addresses=127.0.0.1", "-p", str(port), "-k", data]
+    server = subprocess.Popen(["postgres", "-D", data, *settings], stderr=subprocess.DEVNULL, cwd=data, **other)
     try:
         for _ in range(100):
             try:
-                connection = psycopg.connect(host=str(tmp_path), user="opvi", dbname="postgres", autocommit=True)
+                connection = psycopg.connect(f"postgresql://opvi@127.0.0.1:{port}/postgres", autocommit=True)
                 break
             except psycopg.OperationalError:
                 time.sleep(0.1)
@@ -309,13 +321,16 @@ def test_a_table_of_postgresql(payloads, tmp_path):
             connection.execute(
                 "INSERT INTO measured (a, colour, y) VALUES (%s, %s, %s)", (row["a"], row["colour"], row["y"])
             )
-        url = f"postgresql://opvi@/postgres?host={tmp_path}&table=measured&key=id&until=now"
-        with open_stream(url) as source:
-            assert sum(block.rows for block in source.blocks()) == 200
+        url = f"postgresql://opvi@127.0.0.1:{port}/postgres?table=measured&key=id&until=now"
+        done = learn(url, tmp_path / "run")
         connection.close()
+        assert (done.rows, done.places[-1].position) == (200, 200)
+        with pytest.raises(TableError, match="does not exist"):
+            open_stream(url.replace("measured", "none"))
     finally:
-        server.terminate()
+        server.send_signal(signal.SIGINT)
         server.wait()
+        shutil.rmtree(data)
 
 
 @pytest.mark.slow

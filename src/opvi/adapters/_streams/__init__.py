@@ -1,9 +1,14 @@
 """Rows from brokers and databases: NATS JetStream, Kafka, SQLite, PostgreSQL."""
 
+from typing import TYPE_CHECKING
+
 from opvi.adapters._streams._messages import MessageSource as MessageSource
 from opvi.adapters._streams._messages import named as named
 from opvi.adapters._tables import TableError
 from opvi.running._cursor import Cursor
+
+if TYPE_CHECKING:
+    from opvi.adapters._streams._publishing import Publisher
 
 SCHEMES = ("nats", "kafka", "sqlite", "postgresql")
 
@@ -46,3 +51,14 @@ def open_stream(url: str, cursor: Cursor | None = None, fingerprint: str | None 
     except ImportError as error:
         raise TableError(str(error)) from None
     raise TableError(f"{named(url)}: {scheme}:// is not known. Known are {', '.join(f'{s}://' for s in SCHEMES)}.")
+
+
+def open_publisher(url: str, run: str) -> "Publisher":
+    """Open a subject of NATS that takes messages; `run` is part of their ids."""
+    if not url.startswith("nats://"):
+        raise TableError(f"{named(url)}: predictions are published to nats://HOST/SUBJECT.")
+    try:
+        from opvi.adapters._streams._publishing import Publisher
+    except ImportError as error:
+        raise TableError(str(error)) from None
+    return Publisher(url, run)

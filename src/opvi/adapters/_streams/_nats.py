@@ -25,6 +25,27 @@ CONNECT = 3.0  # seconds for one attempt
 TROUBLE = (nats.errors.Error, OSError, asyncio.TimeoutError, EOFError)
 
 
+async def connected(url: Url) -> "nats.NATS":
+    """Return a connection, after one attempt."""
+
+    async def quiet(error: Exception) -> None:
+        """What went wrong is seen where it matters."""
+
+    creds = url.options.get("creds")
+    more: dict[str, Any] = {"user_credentials": creds} if creds else {}
+    attempt = nats.connect(
+        f"nats://{url.split.netloc or '127.0.0.1'}",
+        allow_reconnect=False,
+        max_reconnect_attempts=1,
+        reconnect_time_wait=SHORTEST,
+        connect_timeout=CONNECT,
+        error_cb=quiet,
+        name="opvi",
+        **more,
+    )
+    return await asyncio.wait_for(attempt, 2 * CONNECT)
+
+
 class Nats(MessageSource):
     """Messages of a subject, from the one behind the cursor on. The stream keeps them; nothing is acknowledged.
 
@@ -40,7 +61,6 @@ class Nats(MessageSource):
         self._subject = url.split.path.strip("/")
         if not self._subject:
             raise TableError(f"{self.name} names no subject. Write nats://HOST/SUBJECT.")
-        self._server = f"nats://{url.split.netloc or '127.0.0.1'}"
         self._position = cursor.position
         self._stream = url.options.get("stream", "")
         self._known, self._gone = fingerprint, Gone(self.name, url.patience)
@@ -75,28 +95,10 @@ class Nats(MessageSource):
 
     # --- in the thread of its own -----------------------------------------------------------------
 
-    async def _connect(self) -> "nats.NATS":
-        async def quiet(error: Exception) -> None:
-            """What went wrong is seen where it matters."""
-
-        creds = self.url.options.get("creds")
-        more: dict[str, Any] = {"user_credentials": creds} if creds else {}
-        attempt = nats.connect(
-            self._server,
-            allow_reconnect=False,
-            max_reconnect_attempts=1,
-            reconnect_time_wait=SHORTEST,
-            connect_timeout=CONNECT,
-            error_cb=quiet,
-            name="opvi learn",
-            **more,
-        )
-        return await asyncio.wait_for(attempt, 2 * CONNECT)
-
     async def _look(self) -> None:
         """Find the stream; what is wrong with the address is said at once."""
         try:
-            client = await self._connect()
+            client = await connected(self.url)
         except TROUBLE as error:
             raise TableError(f"{self.name} does not answer: {error or type(error).__name__}. Is it running?") from None
         try:
@@ -147,7 +149,7 @@ class Nats(MessageSource):
         following = self._position + 1
         while not self._end.is_set():
             try:
-                client = await self._connect()
+                client = await connected(self.url)
             except TROUBLE as error:
                 await asyncio.sleep(self._gone.pause(str(error) or type(error).__name__))
                 continue
@@ -179,7 +181,7 @@ class Nats(MessageSource):
         while not self._end.is_set():
             try:
                 found = await consumer.fetch(AT_ONCE, timeout=4 * LOOK)
-            except nats.errors.TimeoutError:
+            except TimeoutError:  # NATS' own is one, too
                 if client.is_closed or not client.is_connected:
                     raise nats.errors.ConnectionClosedError from None
                 info = await consumer.consumer_info()

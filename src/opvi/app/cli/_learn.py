@@ -77,6 +77,11 @@ def add_learn(commands: Commands) -> None:
         help="show the report live, on this computer only",
     )
     command.add_argument(
+        "--predictions",
+        metavar="OUT",
+        help="write what is predicted for each row before it is learnt: a .csv or .jsonl file, or nats://HOST/SUBJECT",
+    )
+    command.add_argument(
         "--alarm-exit", action="store_true", help=f"end with status {DRIFTED} if a drift alarm sounded in this call"
     )
     command.add_argument(
@@ -114,6 +119,7 @@ def learn(options: argparse.Namespace) -> int:
     run = RunDirectory(folder)
     again = ["opvi", "learn", *([options.source] if options.source else []), "--run", str(folder), "--resume"]
     again += ["--target", options.target] if options.target else []
+    again += ["--predictions", options.predictions] if options.predictions else []
     stop = Stop()
     with explained(folder):
         try:
@@ -135,6 +141,7 @@ def learn(options: argparse.Namespace) -> int:
 def _learn(made: "Ready", stop: "Stop", folder: Path, options: argparse.Namespace) -> None:
     from opvi.app.cli._screen import Screen
     from opvi.app.cli._webhook import Webhook
+    from opvi.app.learn._telling import telling
 
     with ExitStack() as stack:
         if options.watch is not None:
@@ -144,6 +151,8 @@ def _learn(made: "Ready", stop: "Stop", folder: Path, options: argparse.Namespac
         if options.alarm_webhook:
             known = made.learner.summary().alarm_count
             hook = stack.enter_context(Webhook(options.alarm_webhook, folder.name, known))
+        if options.predictions:
+            stack.enter_context(telling(made.learner, options.predictions))
         screen = stack.enter_context(Screen(made.learner, made.messages))
 
         def show(learner: "Learner", share: float | None) -> None:

@@ -19,6 +19,7 @@ from opvi.app.learn._directory import METRICS, RunDirectory, RunError
 from opvi.app.learn._figures import Figures
 from opvi.app.learn._model import Settings, check_columns, described, describes, later, model
 from opvi.app.learn._stopping import Stop, Stopped, blocks_of
+from opvi.app.learn._telling import Teller
 from opvi.running import CheckpointError, Checkpoints, Engine, Fed
 from opvi.running._checkpoint import shaped
 from opvi.running._saving import SAVE_EVERY, Pace
@@ -90,6 +91,8 @@ class Learner:
         self.rejected = self.filled = self.saves = 0
         self.finished = False
         self._lines, self._size = -1, 0  # the file of rejected rows, open while learning, and its length
+        self.teller: Teller | None = None  # writes predictions down, where that is asked for
+        self.told: Json = {}  # what the checkpoint says of it
 
     def _engine(self, sampler: Sampler) -> Engine:
         return Engine(sampler, self.settings.seed, batch=BATCH)
@@ -100,6 +103,8 @@ class Learner:
         """Write a checkpoint of all that the run is, and the figures beside it."""
         try:
             os.fsync(self._lines)
+            if self.teller is not None:
+                self.teller.sink.settle()
             with self.pace.saving():
                 self.kept.save(self.saves + 1, {**self.tree(), "saves": self.saves + 1})
             self.saves += 1
@@ -130,6 +135,7 @@ class Learner:
             "classes": list(self.schema.classes),
             "room": self.room,
             "about": described(self.begun, self.settings),
+            **({"told": self.teller.tree()} if self.teller else {}),
         }
 
     def restore(self, tree: Json) -> Self:
@@ -160,6 +166,7 @@ class Learner:
             self.kinds, self.filled = tree["kinds"], tree["filled"]
             self.rejected, self._size = tree["rejected"]["count"], tree["rejected"]["size"]
             self.finished, self.saves = tree["finished"], tree["saves"]
+            self.told = tree.get("told", {})
         except (KeyError, TypeError, AttributeError) as error:
             raise CheckpointError(f"a checkpoint of {self.run.path} lacks {error}: another version wrote it.") from None
         return self
@@ -203,6 +210,8 @@ class Learner:
 
     def _learn(self, source: RowSource, first: list[Block], stop: Stop, show: Show) -> None:
         done, self.finished = self.finished, False
+        if self.teller is not None:
+            self.teller.source = source
         rows, share = min(ROWS, FEW_ROWS), 0.0
         try:
             for block in itertools.chain(first, blocks_of(source, stop)):
@@ -226,6 +235,8 @@ class Learner:
                         self.save()
                 share = block.share or 0.0
             self.count(self.engine.feed((self.waiting[0][:0], self.waiting[1][:0]), last=True))
+            if self.teller is not None:
+                self.teller.flush(self.schema)
             self.finished = True
             if not done:  # otherwise there was nothing new
                 self.save()
@@ -241,8 +252,12 @@ class Learner:
         """Do the same with rows that are numbers already; `schema` has the classes that they brought."""
         written = self._set_aside(encoded.rejected, self.places[-1].name)
         if encoded.y is not None:
+            if self.teller is not None:
+                self.teller.expect(encoded.row)
             self._feed(encoded.x, encoded.y)
         self.schema = schema
+        if self.teller is not None:
+            self.teller.flush(schema)
         for one in encoded.rejected:
             kind = _kind(one.reason)
             kind = kind if kind in self.kinds or len(self.kinds) < MOST_KINDS else OTHER  # one too many
@@ -266,6 +281,8 @@ class Learner:
         except BaseException:
             state, waiting, self.scores, self.figures, self.columns, self.engine, self.room = before
             self.engine.state, self.engine.waiting = state, waiting
+            if self.teller is not None:
+                self.teller.forget()
             raise
 
     def _widen(self, room: int) -> None:
@@ -289,6 +306,8 @@ class Learner:
             self.scores = scoring.add(self.scores, self.schema.task, fed)
             self.figures = self.figures.add(self.schema.task, fed)
             self.columns = self.columns.add(fed)
+            if self.teller is not None:
+                self.teller.add(fed)
 
     def _set_aside(self, bad: list[Rejected], name: str) -> int:
         """Write rejected rows after the last that count; return the bytes written."""

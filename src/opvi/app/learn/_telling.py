@@ -1,0 +1,203 @@
+"""What was predicted for each row before it was learnt, written to a file or published, once for every row."""
+
+import csv
+import io
+import json
+import math
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Protocol
+
+import numpy as np
+
+from opvi.adapters._streams import is_stream
+from opvi.adapters._tables import Json, RowSource, Schema
+from opvi.app.learn._directory import RunError
+from opvi.app.learn._scores import counted
+from opvi.running import Fed
+
+if TYPE_CHECKING:
+    from opvi.app.learn._learner import Learner
+
+COLUMNS = {
+    "regression": ("id", "y", "mean", "level", "log_density"),
+    "classification": ("id", "y", "prediction", "probability", "log_density"),
+}
+
+
+class Sink(Protocol):
+    """Where predictions go, in the order of the rows."""
+
+    name: str
+    position: int  # behind what was written; saved with every checkpoint
+
+    def write(self, told: list[Json]) -> None:
+        """Write predictions."""
+
+    def settle(self) -> None:
+        """Return when all that was written is safe."""
+
+    def close(self) -> None:
+        """Close it."""
+
+
+def told(schema: Schema, fed: Fed, ids: list[str]) -> list[Json]:
+    """Return what was predicted for the rows of batches: plain values, None where nothing was known yet."""
+    there, known = fed.weight > 0, counted(fed)
+    said, y = fed.info.predicted, np.asarray(fed.data[1])[there].tolist()
+    columns: dict[str, list[Any]] = {"id": ids, "log_density": np.asarray(said.log_density, float)[there].tolist()}
+    if schema.task == "regression":
+        columns |= {
+            "y": y,
+            "mean": np.asarray(said.mean, float)[there].tolist(),
+            "level": np.asarray(said.level, float)[there].tolist(),
+        }
+    else:
+        p = np.asarray(said.probabilities)[there][:, : len(schema.classes)]
+        named = p.argmax(1).tolist()
+        columns |= {
+            "y": [schema.classes[code] for code in y],
+            "prediction": [schema.classes[code] for code in named],
+            "probability": p[np.arange(len(p)), named].astype(float).tolist(),
+        }
+    names = COLUMNS[schema.task]
+    out = []
+    for sure, *values in zip(known[there].tolist(), *(columns[name] for name in names), strict=True):
+        row = dict(zip(names, values, strict=True))
+        for name in names[2:]:
+            if not sure or (isinstance(row[name], float) and not math.isfinite(row[name])):
+                row[name] = None
+        out.append(row)
+    return out
+
+
+class Teller:
+    """Keeps the ids of rows until they are predicted, and writes what was predicted; once for every row.
+
+    Args:
+        sink: where predictions go.
+        saved: what the checkpoint says of it.
+        waiting: rows that wait for a full batch.
+    """
+
+    def __init__(self, sink: Sink, saved: Json, waiting: int):
+        self.sink = sink
+        self.source: RowSource | None = None
+        self._ids: list[str] = list(saved.get("ids", [""] * waiting))
+        self._before = list(self._ids)
+        self._fed: list[tuple[Fed, list[str]]] = []
+
+    def expect(self, rows: np.ndarray) -> None:
+        """Take note of rows that are learnt next, by their numbers in the source."""
+        names = getattr(self.source, "ids", None)
+        self._ids += names(rows.tolist()) if names else [str(row) for row in rows.tolist()]
+
+    def add(self, fed: Fed) -> None:
+        """Take note of what was predicted for the next rows."""
+        count = int((fed.weight > 0).sum())
+        self._fed.append((fed, self._ids[:count]))
+        self._ids = self._ids[count:]
+
+    def flush(self, schema: Schema) -> None:
+        """Write it; `schema` has the classes of the rows."""
+        rows = [row for fed, ids in self._fed for row in told(schema, fed, ids)]
+        self._fed, self._before = [], list(self._ids)
+        if rows:
+            self.sink.write(rows)
+
+    def forget(self) -> None:
+        """Take back what was noted since the last time that it was written: it was not learnt."""
+        self._ids, self._fed = list(self._before), []
+
+    def tree(self) -> Json:
+        """Return what a checkpoint keeps."""
+        sink = self.sink
+        return {"name": sink.name, "position": sink.position, "run": getattr(sink, "run", ""), "ids": list(self._ids)}
+
+
+class File:
+    """Predictions in a file, as CSV or JSON lines; what was written after the checkpoint is cut off and written again.
+
+    Args:
+        path: the file.
+        schema: what is predicted.
+        position: its length at the checkpoint; 0 for a new one.
+    """
+
+    def __init__(self, path: str, schema: Schema, position: int):
+        ending = Path(path).suffix.lower()
+        if ending not in (".csv", ".jsonl", ".ndjson"):
+            raise RunError(f"`--predictions {path}`: write to a .csv or .jsonl file, or to nats://HOST/SUBJECT.")
+        self.name, self._csv, self._names = str(Path(path).absolute()), ending == ".csv", COLUMNS[schema.task]
+        try:
+            self._file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+        except OSError as error:
+            raise RunError(f"`--predictions {path}` cannot be written: {error.strerror}.") from None
+        size = os.fstat(self._file).st_size
+        if size < position or (size and not position):
+            os.close(self._file)
+            why = "is shorter than the run left it" if size < position else "is there already, and not of this run"
+            raise RunError(f"`--predictions {path}` {why}. Bring the old one back, or choose another name.")
+        os.ftruncate(self._file, position)
+        self.position = position
+        if self._csv and not position:
+            self._append(",".join(self._names) + "\n")
+
+    def write(self, told: list[Json]) -> None:
+        """Append lines."""
+        if not self._csv:
+            return self._append("".join(json.dumps(row, ensure_ascii=False) + "\n" for row in told))
+        text = io.StringIO()
+        writer = csv.writer(text, lineterminator="\n")
+        writer.writerows([["" if row[name] is None else row[name] for name in self._names] for row in told])
+        self._append(text.getvalue())
+
+    def _append(self, text: str) -> None:
+        data = text.encode(errors="replace")
+        done = 0
+        try:
+            while done < len(data):
+                done += os.pwrite(self._file, data[done:], self.position + done)
+        except OSError as error:
+            raise RunError(f"{self.name} cannot be written: {error.strerror}. Make room, then resume.") from None
+        self.position += done
+
+    def settle(self) -> None:
+        """Bring it to the disk."""
+        os.fsync(self._file)
+
+    def close(self) -> None:
+        """Close the file."""
+        os.close(self._file)
+
+
+def open_sink(where: str, schema: Schema, saved: Json) -> Sink:
+    """Open a file or a subject of NATS for predictions.
+
+    Args:
+        where: the file, or `nats://HOST/SUBJECT`.
+        schema: what is predicted.
+        saved: what the checkpoint says of it: its name and position.
+    """
+    if is_stream(where):
+        from opvi.adapters._streams import open_publisher
+
+        made = open_publisher(where, saved.get("run") or os.urandom(8).hex())
+        made.position = saved.get("position", 0) if saved.get("name") == made.name else 0
+        return made
+    same = saved.get("name") == str(Path(where).absolute())
+    return File(where, schema, saved.get("position", 0) if same else 0)
+
+
+@contextmanager
+def telling(learner: "Learner", where: str) -> Iterator[None]:
+    """In this block a learner writes its predictions to a file or a subject."""
+    sink = open_sink(where, learner.schema, learner.told)
+    learner.teller = Teller(sink, learner.told, len(learner.waiting[1]))
+    try:
+        yield
+    finally:
+        sink.close()
+        learner.teller = None

@@ -1,0 +1,147 @@
+"""`opvi learn --predictions`: what was predicted before each row was learnt, once for every row, through stops."""
+
+import asyncio
+import csv
+import json
+import shutil
+
+import numpy as np
+import pytest
+
+from benchmarks import brokers, kills
+from opvi.app.learn import RunDirectory, RunError, Stopped
+from opvi.app.learn import _learner as learner
+from opvi.app.learn._predict import learnt
+from opvi.app.learn._starting import Asked, ready
+from opvi.app.learn._stopping import Stop
+from opvi.app.learn._telling import telling
+from tests.app.test_learning import ROWS, SMALL, stopping_after
+from tests.app.test_streams import broker
+
+assert broker  # a fixture
+
+
+@pytest.fixture(autouse=True)
+def _short_chunks(monkeypatch):
+    monkeypatch.setattr(learner, "ROWS", ROWS)
+
+
+@pytest.fixture(scope="module")
+def table(tmp_path_factory):
+    path = tmp_path_factory.mktemp("table") / "table.csv"
+    kills.write_table(path, 1100)  # one of them broken
+    return path
+
+
+def learn(path, folder, where, stop=None, show=lambda learner, share: None, target="y"):
+    run, stop = RunDirectory(folder), stop or Stop()
+    with run.checkpoints as kept:
+        made = ready(run, kept, Asked(str(path), target=target, settings=SMALL, resume=True), stop)
+        with made.source, telling(made.learner, str(where)):
+            made.learner.learn(made.source, made.first, stop, show)
+    return made.learner
+
+
+@pytest.mark.parametrize("ending", ["csv", "jsonl"])
+def test_a_file_has_every_row_once_through_stops(ending, table, tmp_path):
+    whole, parts = tmp_path / f"whole.{ending}", tmp_path / f"parts.{ending}"
+    done = learn(table, tmp_path / "whole", whole)
+    for chunks in (1, 3):
+        with pytest.raises(Stopped):
+            learn(table, tmp_path / "run", parts, **stopping_after(chunks))
+        with parts.open("a") as file:
+            file.write("what a process wrote that was killed before it saved")
+    learn(table, tmp_path / "run", parts)
+    assert parts.read_text() == whole.read_text()
+    if ending == "csv":
+        with whole.open(newline="") as file:
+            rows = list(csv.DictReader(file))
+    else:
+        rows = [json.loads(line) for line in whole.read_text().splitlines()]
+    with table.open(newline="") as file:
+        y = {str(number): float(row["y"]) for number, row in enumerate(csv.DictReader(file)) if row["c"] != "broken"}
+    assert [row["id"] for row in rows] == list(y)
+    np.testing.assert_allclose([float(row["y"]) for row in rows], list(y.values()), rtol=1e-6)
+    known = [row for row in rows if row["mean"] not in ("", None)]
+    assert len(rows) - len(known) == learner.BATCH  # before the first batch nothing is known
+    error = np.array([float(row["mean"]) - float(row["y"]) for row in known])
+    assert np.sqrt(np.mean(error**2)) == pytest.approx(done.summary().total.error, rel=1e-5)
+    loss = -np.mean([float(row["log_density"]) for row in known])
+    assert loss == pytest.approx(done.summary().total.loss, rel=1e-5)
+
+
+def test_labels_among_them_those_that_come_later(tmp_path):
+    rng = np.random.default_rng(0)
+    x = rng.normal(size=(300, 2))
+    label = np.where(x[:, 0] > 0, "up", "down").astype(object)
+    label[250:] = "late"
+    lines = [f"{a:.4f},{b:.4f},{name}" for (a, b), name in zip(x, label, strict=True)]
+    (tmp_path / "t.csv").write_text("a,b,kind\n" + "\n".join(lines) + "\n")
+    run = RunDirectory(tmp_path / "run")
+    with run.checkpoints as kept:
+        asked = Asked(str(tmp_path / "t.csv"), target="kind", settings=SMALL, first_rows=200)
+        made = ready(run, kept, asked, Stop())
+        with made.source, telling(made.learner, str(tmp_path / "out.jsonl")):
+            made.learner.learn(made.source, made.first, Stop())
+    rows = [json.loads(line) for line in (tmp_path / "out.jsonl").read_text().splitlines()]
+    assert [row["y"] for row in rows] == label.tolist()
+    wrong = np.mean([row["prediction"] != row["y"] for row in rows if row["prediction"] is not None])
+    assert wrong == pytest.approx(made.learner.summary().total.error)
+    assert {row["prediction"] for row in rows[280:]} <= {"up", "down", "late"}
+
+
+def test_files_of_others_are_not_touched(table, tmp_path):
+    (tmp_path / "mine.csv").write_text("precious")
+    for name, words in {
+        "mine.csv": "is there already, and not of this run",
+        "out.parquet": "write to a .csv or .jsonl file",
+        "none/out.csv": "cannot be written",
+    }.items():
+        with pytest.raises(RunError, match=words):
+            learn(table, tmp_path / "run", tmp_path / name)
+    assert (tmp_path / "mine.csv").read_text() == "precious"
+    with pytest.raises(Stopped):
+        learn(table, tmp_path / "run", tmp_path / "out.csv", **stopping_after(2))
+    (tmp_path / "out.csv").write_text("")
+    with pytest.raises(RunError, match="is shorter than the run left it"):
+        learn(table, tmp_path / "run", tmp_path / "out.csv")
+
+
+def test_predictions_are_published_once_with_the_ids_of_the_messages(broker, table, tmp_path):
+    import nats
+
+    payloads = brokers.payloads_of(table)
+    brokers.publish(broker.url, payloads)
+
+    async def told(count):
+        client = await nats.connect(broker.url)
+        context = client.jetstream()
+        if not count:
+            await context.add_stream(name="TOLD", subjects=["told"])
+            return await client.close()
+        consumer = await context.pull_subscribe("told", "reader")
+        messages = []
+        while len(messages) < count:
+            some = await consumer.fetch(500, timeout=5)
+            await asyncio.gather(*(message.ack() for message in some))
+            messages += some
+        info = await context.stream_info("TOLD")
+        await client.close()
+        return [json.loads(message.data) for message in messages], info.state.messages
+
+    asyncio.run(told(0))
+    source, sink = f"{broker.url}/{brokers.SUBJECT}?until=now", f"{broker.url}/told"
+    with pytest.raises(Stopped):
+        learn(source, tmp_path / "run", sink, **stopping_after(3))
+    saved = tmp_path / "saved"
+    (tmp_path / "run").rename(saved)  # as a kill would leave it: published, but not in the checkpoint
+    shutil.copytree(saved, tmp_path / "run")
+    learn(source, tmp_path / "run", sink)
+    shutil.rmtree(tmp_path / "run")
+    shutil.copytree(saved, tmp_path / "run")
+    learn(source, tmp_path / "run", sink)  # all again, under the same ids
+    rows, count = asyncio.run(told(1099))
+    assert (len(rows), count) == (1099, 1099)
+    sound = [str(number + 1) for number in range(1100) if b"broken" not in payloads[number]]
+    assert [row["id"] for row in rows] == sound
+    assert learnt(RunDirectory(tmp_path / "run")).tree["told"]["position"] == 1099
