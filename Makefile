@@ -62,7 +62,7 @@ clean:
 
 # All at once: pip works out the packages once, not three times.
 .stamps/ci: .stamps/venv pyproject.toml
-	@$(install) --editable '.[plots,cli,serve,nats,kafka,sklearn,river,numpyro,arviz,docs]' --group test --group lint
+	@$(install) --editable '.[plots,cli,serve,nats,kafka,postgresql,sklearn,river,numpyro,arviz,docs]' --group test --group lint
 	@touch .stamps/test .stamps/lint .stamps/docs $@
 
 .stamps/demo: .stamps/venv pyproject.toml
@@ -70,7 +70,7 @@ clean:
 	@touch $@
 
 .stamps/test: .stamps/venv pyproject.toml
-	@$(install) --editable '.[plots,cli,serve,nats,kafka,sklearn,river,numpyro,arviz]' --group test
+	@$(install) --editable '.[plots,cli,serve,nats,kafka,postgresql,sklearn,river,numpyro,arviz]' --group test
 	@touch $@
 
 .stamps/spark: .stamps/venv pyproject.toml
