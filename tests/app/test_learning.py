@@ -16,6 +16,7 @@ from typing import NamedTuple
 
 import jax
 import numpy as np
+import pyarrow.csv
 import pyarrow.parquet
 import pytest
 
@@ -592,3 +593,38 @@ def test_an_alarm_may_be_an_exit_status(table, tmp_path, monkeypatch):
     monkeypatch.setattr(scores, "add", alarmed)
     assert cli.main([*words, str(tmp_path / "loud")]) == 3
     assert cli.main([*words, str(tmp_path / "loud"), "--resume"]) == 0  # none since
+
+
+def test_several_targets_are_runs_side_by_side(tmp_path, capsys):
+    """The same as learning each by itself without the other; predicted together; resumed together."""
+    rng = np.random.default_rng(0)
+    x, z = rng.normal(size=(2, 300))
+    path, folder = tmp_path / "t.csv", tmp_path / "both"
+    rows = zip(x, 2 * x + z, np.where(x + 0.1 * z > 0, "up", "down"), strict=True)
+    path.write_text("x,price,move\n" + "".join(f"{a:.4f},{b:.4f},{c}\n" for a, b, c in rows))
+    words = ["learn", str(path), "--hidden", "none", "--run"]
+    both = ["--target", "price", "--target", "move"]
+    assert cli.main([*words, str(folder), *both]) == 0
+    assert cli.main(["learn", "--run", str(folder), "--resume"]) == 0
+    assert cli.main([*words, str(tmp_path / "alone"), "--target", "price", "--leave-out", "move"]) == 0
+    one, alone = (learnt(RunDirectory(run)).tree["state"] for run in (folder / "1-price", tmp_path / "alone"))
+    assert jax.tree.all(jax.tree.map(np.array_equal, one, alone))
+    assert cli.main(["predict", str(folder), str(path), "-o", str(tmp_path / "out.csv")]) == 0
+    assert cli.main(["predict", str(tmp_path / "alone"), str(path), "-o", str(tmp_path / "one.csv")]) == 0
+    out, single = (pyarrow.csv.read_csv(tmp_path / name).to_pydict() for name in ("out.csv", "one.csv"))
+    assert list(out)[:3] == ["row", "price: mean", "price: sd"]
+    assert out["price: mean"] == single["mean"]
+    assert set(out["move: prediction"]) == {"up", "down"}
+    assert cli.main(["report", str(folder)]) == 0
+    assert (folder / "2-move" / "report.html").exists()
+    capsys.readouterr()
+    for wrong, says in (
+        ([*words, str(folder), "--target", "move", "--target", "x"], "holds runs of other targets: price, move"),
+        ([*words, str(tmp_path / "alone"), *both], "holds a run of one target"),
+        ([*words, str(tmp_path / "new"), "--target", "x", "--target", "x"], "names a column twice"),
+        (["learn", "-", "--run", str(tmp_path / "new"), *both], "a pipe is read once"),
+        (["predict", str(folder), "-"], "a pipe is read once"),
+        ([*words, str(folder), "--target", "x"], "holds runs of several targets"),
+    ):
+        assert cli.main(wrong) != 0
+        assert says in capsys.readouterr().err

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from opvi.app.cli._common import CommandError, Commands, above_zero, address, between, explained, positive, prepare
+from opvi.app.cli._targets import learn_each, runs_in
 
 if TYPE_CHECKING:  # loading them takes a second, which `opvi --help` must not
     from opvi.app.learn import Learner
@@ -40,7 +41,9 @@ def add_learn(commands: Commands) -> None:
         metavar="SOURCE",
         help="CSV, TSV, JSON lines or Parquet, plain, .gz or .zst; - reads a pipe; nats://, kafka://, sqlite://, postgresql://",
     )
-    command.add_argument("--target", metavar="COL", help="the column to predict")
+    command.add_argument(
+        "--target", action="append", metavar="COL", help="the column to predict; several times: a run for each"
+    )
     command.add_argument("--task", choices=("auto", "regression", "classification"))
     command.add_argument("--run", type=Path, metavar="DIR", help="folder of the run (default: SOURCE's name + .run)")
     command.add_argument("--resume", action="store_true", help="resume the run, or begin it if there is none")
@@ -116,6 +119,12 @@ def learn(options: argparse.Namespace) -> int:
     if options.run is None and (options.source in (None, "-") or "://" in options.source):
         raise CommandError("`--run DIR` is missing: a pipe or a broker has no name from which to name the run.")
     folder = options.run or Path(Path(options.source).name.split(".")[0] + ".run")
+    targets = options.target or []
+    if len(targets) > 1 or (options.resume and not targets and runs_in(folder)):
+        return learn_each(options, folder, targets or list(runs_in(folder)), learn)
+    if runs_in(folder):
+        raise CommandError(f"{folder} holds runs of several targets. Choose another folder: `--run DIR`.")
+    options.target = targets[0] if targets else None
     run = RunDirectory(folder)
     again = ["opvi", "learn", *([options.source] if options.source else []), "--run", str(folder), "--resume"]
     again += ["--target", options.target] if options.target else []

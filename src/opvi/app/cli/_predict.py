@@ -2,9 +2,11 @@
 
 import argparse
 import sys
+from contextlib import ExitStack
 from pathlib import Path
 
 from opvi.app.cli._common import CommandError, Commands, explained, prepare
+from opvi.app.cli._targets import runs_in, side_by_side
 
 
 def add_predict(commands: Commands) -> None:
@@ -42,15 +44,19 @@ def predict(options: argparse.Namespace) -> int:
     except ValueError:
         raise CommandError(f"`--quantiles` is {options.quantiles!r}, but numbers are needed: 0.05,0.5,0.95.") from None
     with explained(options.run):
-        known = learnt(RunDirectory(options.run))
-        for message in known.damaged:
+        runs = runs_in(options.run)
+        if runs and options.source == "-":
+            raise CommandError("a pipe is read once, but every target reads the rows. Save it to a file.")
+        each = {target: learnt(RunDirectory(folder)) for target, folder in (runs or {"": options.run}).items()}
+        for message in (message for known in each.values() for message in known.damaged):
             print(f"{message} Passed over.", file=sys.stderr)
         rows = bad = 0
-        with (
-            open_source(options.source, options.format) as source,
-            Writer(options.out, options.out_format or format_of(options.out)) as out,
-        ):
-            for columns, rejected in predictions(known, source, quantiles):
+        with ExitStack() as stack:
+            sources = [stack.enter_context(open_source(options.source, options.format)) for _ in each]
+            pairs = zip(each.items(), sources, strict=True)
+            parts = {target: predictions(known, source, quantiles) for (target, known), source in pairs}
+            out = stack.enter_context(Writer(options.out, options.out_format or format_of(options.out)))
+            for columns, rejected in side_by_side(parts) if runs else parts[""]:
                 out.write(columns)
                 rows += len(columns["row"])
                 bad += len(rejected)

@@ -4,7 +4,8 @@ import argparse
 import shlex
 from pathlib import Path
 
-from opvi.app.cli._common import Commands, explained, prepare
+from opvi.app.cli._common import CommandError, Commands, explained, prepare
+from opvi.app.cli._targets import runs_in
 
 
 def add_report(commands: Commands) -> None:
@@ -27,12 +28,16 @@ def report(options: argparse.Namespace) -> int:
     from opvi.app.report import page
     from opvi.running._checkpoint import write_whole
 
-    out = options.out or options.run / "report.html"
-    with explained(options.run):
-        known = learnt(RunDirectory(options.run))
-        command = shlex.join(["opvi", "learn", "--run", str(options.run), "--resume"])
-        text = page(contents(known, options.run.resolve().name, command))
-        write_whole(out, [text.encode()])
-        out.chmod(0o644)
-    print(f"Written: {out}")
+    runs = runs_in(options.run)
+    if runs and options.out:
+        raise CommandError(f"{options.run} holds {len(runs)} runs, each with a page of its own. Leave out `--out`.")
+    for folder in runs.values() or [options.run]:
+        out = options.out or folder / "report.html"
+        with explained(folder):
+            known = learnt(RunDirectory(folder))
+            command = shlex.join(["opvi", "learn", "--run", str(options.run), "--resume"])
+            text = page(contents(known, folder.resolve().name, command))
+            write_whole(out, [text.encode()])
+            out.chmod(0o644)
+        print(f"Written: {out}")
     return 0

@@ -67,6 +67,11 @@ class RunDirectory:
         try:
             about = json.loads(path.read_bytes())
         except FileNotFoundError:
+            if (self.path / "targets.json").exists():
+                raise RunError(
+                    f"{self.path} holds runs of several targets. Name one of its folders, such as "
+                    f"{next(iter(sorted(self.path.glob('*/' + ABOUT))), path).parent}."
+                ) from None
             raise RunError(
                 f"{self.path} holds no run. Begin one: `opvi learn SOURCE --target COLUMN --run DIR`."
             ) from None
