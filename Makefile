@@ -4,7 +4,7 @@
 # make spark   tests that start Spark: needs Java
 # make lint    format, lint, types, import layers
 # make docs    the documentation, into site/, and whether its numbers are those of docs/results/
-# make bench   speed against blackjax and NumPyro, into bench-output/
+# make bench   speed against blackjax and NumPyro, wide tables, first answers, into bench-output/
 #
 # Each command sets up what it needs in .venv by itself: with uv where it is installed, else with
 # python3 -m venv and pip. PYTHON=python3.12 picks another interpreter.
@@ -86,5 +86,5 @@ clean:
 	@touch $@
 
 .stamps/bench: .stamps/venv pyproject.toml
-	@$(install) --editable '.[cli]' --group bench
+	@$(install) --editable '.[cli,sklearn]' --group bench
 	@touch $@

@@ -9,7 +9,7 @@ from pathlib import Path
 from rich.console import Console
 from rich.table import Table
 
-from benchmarks import memory, peers, runs
+from benchmarks import first, memory, peers, runs, width
 from benchmarks.machine import machine
 from benchmarks.measure import Result
 
@@ -44,7 +44,7 @@ def main() -> None:
     folder.mkdir(parents=True, exist_ok=True)  # before the minutes of work, not after
     about, start, results = machine(), time.perf_counter(), []
     with console.status("measuring") as status:
-        for source in (runs.compile_results, runs.results, peers.results, memory.results):
+        for source in (runs.compile_results, runs.results, peers.results, memory.results, width.results, first.results):
             for result in source():
                 results.append(result)
                 status.update(f"measured: {result.what}, {result.size} ({time.perf_counter() - start:.0f} s)")

@@ -12,6 +12,7 @@ import resource
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -20,11 +21,13 @@ import numpy as np
 
 import opvi
 from benchmarks.machine import machine
+from benchmarks.measure import Result
 
 WIDTHS = (5, 10, 20, 50, 100, 200, 500)
 SEEDS = (11, 12, 13)
 ROWS, REFIT = 6000, 1000
 TIMED = 1000  # rows, of the first and of later ones
+LIMITS, LIMIT_MB = {20: 1.0, 200: 3.33}, 512.0  # processor milliseconds per row by columns; above the imports
 
 
 def drawn(columns: int, seed: int, drifting: bool) -> tuple[np.ndarray, np.ndarray]:
@@ -82,6 +85,17 @@ def cost(columns: int) -> dict[str, float]:
     return {"first, ms per row": spent[0], "later, ms per row": spent[1], "MB above the imports": peak - imported}
 
 
+def results() -> Iterator[Result]:
+    """Rates and memory at 20 and 200 columns on one core, for `make bench`."""
+    core = min(os.sched_getaffinity(0))
+    for columns, limit in LIMITS.items():
+        command = ["taskset", "-c", str(core), sys.executable, "-m", "benchmarks.width", "--cost", str(columns)]
+        done = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True, cwd=Path(__file__).parent.parent)
+        found, size = json.loads(done.stdout.splitlines()[-1]), f"{columns} columns, one core"
+        yield Result("default regressor, a row", size, found["later, ms per row"], "ms", limit, extra=found)
+        yield Result("default regressor, memory", size, found["MB above the imports"], "MB", LIMIT_MB, extra=found)
+
+
 def summary(found: list[dict[str, float]]) -> dict[str, dict[str, float]]:
     """Return mean and standard deviation over the seeds."""
     values = {key: [one[key] for one in found] for key in found[0]}
@@ -127,9 +141,13 @@ def main() -> None:
     parser.add_argument("--out", type=Path, default=Path("bench-output"), help="folder for width.json and width.png")
     parser.add_argument("--jobs", type=int, default=1, help="widths measured at once, each on a core of its own")
     parser.add_argument("--one", type=int, help=argparse.SUPPRESS)
+    parser.add_argument("--cost", type=int, help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.one:
         print(json.dumps(one(options.one)))
+        return
+    if options.cost:
+        print(json.dumps(cost(options.cost)))
         return
     found: dict[str, Any] = {}
     cores = sorted(os.sched_getaffinity(0))
