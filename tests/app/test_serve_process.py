@@ -5,6 +5,7 @@ import shutil
 import socket
 import time
 import urllib.request
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -68,6 +69,17 @@ def test_the_kserve_client_of_the_ecosystem(server, begun, binary):
         np.testing.assert_array_equal(said.as_numpy(name), [row[name] for row in expected])
     assert said.get_response()["id"] == "7"
     client.close()
+
+
+def test_the_client_of_the_page_in_ten_lines(server, begun):
+    page = (Path(__file__).parents[2] / "docs" / "serve.md").read_text()
+    names = {}
+    exec(page.partition("```python\n")[2].partition("```")[0], names)
+    address = f"http://127.0.0.1:{server.port}"
+    said = names["ask"]("/v1/predict", begun[1][:2], server=address)
+    assert [set(row) for row in said["predictions"]] == [{"mean", "sd", "q0.05", "q0.5", "q0.95"}] * 2
+    first, again = (names["ask"]("/v1/learn", begun[1][:2], "page", address) for _ in range(2))
+    assert (first["repeated"], again["repeated"]) == (False, True)
 
 
 def test_slow_clients_do_not_stop_others(server, begun):
