@@ -323,12 +323,6 @@ def a_mean(**keywords):
     return numpyro.sample("mean", dist.Normal(0, 1), **keywords)
 
 
-def local(y):
-    with numpyro.plate("rows", len(y)):
-        effect = numpyro.sample("effect", dist.Normal(0, 1))
-        numpyro.sample("y", dist.Normal(effect, 1), obs=y)
-
-
 def local_without_a_plate(y):
     normal_rows(y, numpyro.sample("effect", dist.Normal(jnp.zeros(len(y)), 1)))
 
@@ -405,9 +399,8 @@ def rows_by_rows(y):
 
 
 REFUSED = {
-    local: "site 'effect' is latent and has one value per row",
-    local_without_a_plate: "site 'effect' is latent and has one value per row",
-    one_site_a_row: "site 'effect_2' is latent and has one value per row",
+    local_without_a_plate: "site 'effect' is latent and follows the rows.*Put it into the data plate",
+    one_site_a_row: "site 'effect_2' is latent and follows the rows",
     discrete: "site 'side' is latent and discrete .BernoulliProbs.*MixtureSameFamily",
     delta: "site 'fixed' has a delta.*numpyro.deterministic",
     no_plate: "site 'y' follows the rows, but lies in no plate.*with numpyro.plate",

@@ -39,8 +39,8 @@ def test_mode_weights_follow_the_evidence(seed):
     assert off[30:40].max() < 0.05
     assert off[-10:].max() < 0.05
     draws = np.asarray(tracker.draws(state, KEY, 20_000))
-    share = float(history.record[-1])  # by weight, not by count: within 5 standard errors
-    assert abs((draws > 0).mean() - share) < 5 * np.sqrt(share * (1 - share) / 20_000)
+    share = float(history.record[-1])  # by weight, not by count: 400 chains, of which each stays in its mode
+    assert abs((draws > 0).mean() - share) < 1.01 / 400
     counts = (np.asarray(state.particles) > 0).mean()
     assert 0.05 < counts < 0.95  # the mode that weighs e^-5 keeps particles: it can come back
 

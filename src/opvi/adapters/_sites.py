@@ -171,9 +171,15 @@ def _bare(name: str) -> str:
 
 def _in_rows(few: "_Layout", more: "_Layout") -> bool:
     """Return whether a site has one log density for each row of its first axis, with no plate to say so."""
-    first = [tuple(layout.site["fn"].batch_shape)[:1] for layout in (few, more)]
+    first = [_densities(layout.site, layout.shape)[:1] for layout in (few, more)]
     same_events = few.site["fn"].event_shape == more.site["fn"].event_shape
     return first == [(FEW,), (MORE,)] and same_events and [few.shape[:1], more.shape[:1]] == first
+
+
+def _densities(site: Site, shape: tuple[int, ...]) -> tuple[int, ...]:
+    """Return the shape of a site's log densities: one distribution may be that of many values."""
+    given = shape[: len(shape) - len(site["fn"].event_shape)]
+    return np.broadcast_shapes(tuple(site["fn"].batch_shape), given)
 
 
 def _refuse_unfit(site: Site) -> None:
@@ -206,7 +212,7 @@ def layouts(model: Model, example: Data, rows: int) -> dict[str, _Layout]:
     def look(data: Data) -> None:
         _, sites = draw(model, data, jax.random.key(0))
         for name, site in sites.items():
-            if site["type"] in ("param", "mutable"):
+            if site["type"] in ("param", "mutable") and jax.tree.leaves(site["value"]):
                 raise TypeError(
                     f"site '{name}' is a `numpyro.{site['type']}`, but all that is learnt needs a prior: use "
                     "`numpyro.sample`, and close over what is fixed. (`LocScaleReparam` needs a fixed `centered`.)"
@@ -235,16 +241,22 @@ def data_plates(few: dict[str, _Layout], more: dict[str, _Layout]) -> set[str]:
     }
     sites = {name: layout.site for name, layout in (more | few).items()}
     for name, site in sites.items():
-        if is_latent(site) and name in follows:
-            remedy = "Give it a prior of its own outside the plate, or sum it out of the likelihood."
+        if "_control_flow_done" in site and name in follows and not within(site, plates):
+            raise ValueError(
+                f"site '{name}' lies in a scan over the rows, so that what it says of a row depends on the rows before "
+                "it in the batch, and the first row has none. Give what a row needs of earlier ones as columns of its "
+                "own, e.g. `model(lags, y)`; or let a row be a whole series, with the scan inside the data plate."
+            )
+        if is_latent(site) and name in follows and (name.endswith("_unobserved") or not within(site, plates)):
+            remedy = "Put it into the data plate, where it is summed out, or give it one value for all rows."
             if name.endswith("_unobserved"):  # made by `obs_mask`
                 remedy = (
                     "Instead of `obs_mask=m`, leave such rows out: "
                     f"`with numpyro.handlers.mask(mask=m): numpyro.sample('{name.removesuffix('_unobserved')}', …)`."
                 )
             raise ValueError(
-                f"site '{name}' is latent and has one value per row, but only global latents, the same for all rows, "
-                f"can be learnt from a stream. {remedy}"
+                f"site '{name}' is latent and follows the rows, but only latents that are the same for all rows can be "
+                f"learnt from a stream. {remedy}"
             )
     for name, site in sites.items():
         if site["type"] != "sample" or not site["is_observed"]:
@@ -342,7 +354,7 @@ def log_density(site: Site, ratio: dict[str, float]) -> Array:
     """Return the log density of the site's value, one number for each member of its plates."""
     fn, value = site["fn"], site["value"]
     out = fn.log_prob(value, site["intermediates"]) if site["intermediates"] else fn.log_prob(value)
-    if jnp.shape(out) != fn.batch_shape:
+    if jnp.shape(out) != fn.batch_shape and jnp.shape(out) != jnp.shape(value)[: jnp.ndim(value) - len(fn.event_shape)]:
         raise ValueError(
             f"site '{site['name']}' has values of shape {jnp.shape(value)}, but its distribution and plates make "
             f"{tuple(fn.batch_shape)} with events of shape {tuple(fn.event_shape)}. Give both the same shape."

@@ -11,7 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from opvi._steps import dealt, posterior_draws
-from opvi.filters import GaussNewtonState
+from opvi.filters import GaussNewtonState, LinearisedState
 from opvi.predictive import predict
 from opvi.running._rows import batch
 from opvi.targets import Target, cast
@@ -25,7 +25,7 @@ except ImportError as error:
     raise ImportError('`opvi.to_arviz` needs ArviZ: `pip install "opvi[arviz]"`.') from error
 
 Group = dict[str, Array]
-SPREAD_DRAWS = 1000  # from particles that hold covariances, if nobody says how many
+SPREAD_DRAWS = 1000  # from particles that are not all there is, if nobody says how many
 
 
 def to_arviz(
@@ -42,9 +42,9 @@ def to_arviz(
     """Return particles and what they say about some rows as ArviZ's container: `InferenceData`, or a `DataTree`.
 
     The draws of the one chain are the particles, or, of a sampler whose particles hold covariances
-    (`opvi.gauss_newton`), draws from what it believes: `sampler.draws(state, key, n)`. Attributes say where in the
-    stream they stand. Particles are placed, not drawn one after the other, so ESS and R-hat mean nothing:
-    `az.summary(..., kind="stats")` leaves them out.
+    (`opvi.gauss_newton`) or weights (`opvi.sl_opvi`), draws from what it believes: `sampler.draws(state, key, n)`.
+    Attributes say where in the stream they stand. Particles are placed, not drawn one after the other, so ESS and R-hat
+    mean nothing: `az.summary(..., kind="stats")` leaves them out.
 
     Args:
         state: what `opvi.run` or a step returned. A bank's members are resampled by their weights.
@@ -54,7 +54,7 @@ def to_arviz(
             target, and their particles are plain numbers.
         data: rows to predict and to score, in the layout of the stream; log likelihoods take particles × rows numbers.
         constant_data: name -> array, kept as they are next to the data's inputs.
-        draws: how many; by default the particles, or 1,000 where they hold covariances.
+        draws: how many; by default the particles, or 1,000 where they hold covariances or weights.
         coords: name of a dimension -> its labels, as ArviZ takes them.
         dims: name of a variable -> the names of its dimensions, after chain and draw; rows are `row` by
             themselves, and axes of NumPyro sites have the names of their plates.
@@ -94,9 +94,10 @@ def _drawn(state: State, sampler: Sampler | None, draws: int | None, key: Key) -
     while hasattr(inner, "inner"):
         inner = inner.inner
     spread = isinstance(inner, GaussNewtonState)
+    drawn = spread or isinstance(inner, LinearisedState)
     if draws is not None and draws < 1:
         raise ValueError(f"`draws` is {draws}, but must be at least 1.")
-    if sampler is not None and (spread or draws is not None):
+    if sampler is not None and (drawn or draws is not None):
         count = draws or SPREAD_DRAWS
         return posterior_draws(sampler, state, key, count), f"{count} draws from the posterior"
     particles, note = _particles(state)

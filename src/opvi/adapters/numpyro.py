@@ -6,6 +6,7 @@ the one whose size follows the rows.
 """
 
 import inspect
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cached_property, partial
@@ -16,6 +17,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from opvi.adapters import _sites
+from opvi.adapters._local import log_integral
 from opvi.adapters._sites import Model, Site, is_factor, is_latent, within
 from opvi.predictive import Distribution
 from opvi.running._rows import row_count
@@ -83,8 +85,10 @@ def from_numpyro(model: Model, example: Data) -> NumPyroTarget:
     the target can predict: `opvi.predict(target, particles, X)`.
 
     Args:
-        model: with global latent sites only, all continuous. Sites outside the data plate (`numpyro.factor` too)
-            belong to the prior and must not depend on the rows; sites inside it belong to the likelihood.
+        model: with continuous latent sites. Sites outside the data plate (`numpyro.factor` too) belong to the prior and
+            must not depend on the rows; sites inside it belong to the likelihood. Latent ones inside, with a value for
+            every row, are summed out: by quadrature if they are one number per row, otherwise by 128 weighed points
+            around the most likely values.
         example: data of at least one row, as the stream will bring them.
     """
     if not callable(model):
@@ -114,11 +118,13 @@ def _examined(model: Model, example: Data) -> "_Program":
     plates = _sites.data_plates(few, more)
     sites = {name: layout.site for name, layout in few.items()}
     fixed = {name for name, layout in few.items() if layout[1:] == more[name][1:]}  # do not follow the rows
-    latent = [name for name, site in sites.items() if is_latent(site)]
+    local = [name for name, site in sites.items() if is_latent(site) and within(site, plates)]
+    latent = [name for name, site in sites.items() if is_latent(site) and name not in local]
     if not latent:
         raise ValueError("the model has no latent site, so that there is nothing to infer.")
     known = {name for name, site in sites.items() if site["type"] == "deterministic"} & fixed
     inside = [name for name, site in sites.items() if site["type"] == "sample" and within(site, plates)]
+    seen = [name for name in inside if name not in local]
     leaves, structure = jax.tree.flatten(row)
     program = _Program(
         model,
@@ -126,9 +132,10 @@ def _examined(model: Model, example: Data) -> "_Program":
         tuple((a.dtype.name, a.shape, a.tobytes()) for a in leaves),
         frozenset(plates),
         tuple(name for name in sites if name in latent or name in known),
-        tuple(name for name in inside if not is_factor(sites[name])),
+        tuple(name for name in seen if not is_factor(sites[name])),
         len(inside) == 1 and not is_factor(sites[inside[0]]),
         tuple(_sites.named_axes(few[name]) for name in sites if name in latent or name in known),
+        tuple(local),
     )
     program.check()
     return program
@@ -146,6 +153,7 @@ class _Program:
     observed: tuple[str, ...]
     alone: bool  # whether the observed site is the only one inside the plates
     axes: tuple[tuple[str, ...], ...]  # names of the axes of those that do not follow the rows
+    local: tuple[str, ...]  # latent sites that have one value per row: summed out
 
     @cached_property
     def example(self) -> Data:
@@ -169,13 +177,35 @@ class _Program:
 
     @partial(jax.jit, static_argnums=0)
     def init(self, key: Key) -> Params:
-        return _sites.draw(self.model, jax.tree.map(jnp.asarray, self.example), key)[0]
+        drawn = _sites.draw(self.model, jax.tree.map(jnp.asarray, self.example), key)[0]
+        return {name: value for name, value in drawn.items() if name not in self.local}
 
     def log_prior(self, params: Params) -> Array:
         return _sites.total(self.terms(params, self.arrays(self.example, params), inside=False))
 
     def log_likelihood(self, params: Params, data: Data) -> Array:
+        if self.local:
+            return self.summed_out(params, data)
         return _sites.total(self.terms(params, data, inside=True))
+
+    def summed_out(self, params: Params, data: Data) -> Array:
+        """Return the log likelihood of each row, integrated over its own latent sites."""
+        drawn = jax.eval_shape(lambda key: _sites.draw(self.model, self.example, key)[0], jax.random.key(0))
+        shapes = {name: drawn[name].shape for name in self.local}
+        sizes = [math.prod(shape) for shape in shapes.values()]
+        dtype = jax.tree.leaves(params)[0].dtype
+
+        def one(row: Data) -> Array:
+            alone = jax.tree.map(lambda a: a[None], row)
+
+            def log_joint(z: Array) -> Array:
+                parts = jnp.split(z, np.cumsum(sizes)[:-1].tolist())
+                own = {name: part.reshape(shapes[name]) for name, part in zip(shapes, parts, strict=True)}
+                return _sites.total(self.terms({**params, **own}, alone, inside=True)).sum()
+
+            return log_integral(log_joint, sum(sizes), dtype)
+
+        return jax.vmap(one)(data)
 
     def predict(self, params: Params, x: Tree) -> Distribution:
         rows = row_count(x)
@@ -278,4 +308,7 @@ def _sample(program: _Program, keys: Key, params: Params, data: Data) -> dict[st
 
 @partial(jax.jit, static_argnums=0)
 def _log_likelihoods(program: _Program, params: Params, data: Data) -> dict[str, Array]:
+    if program.local:
+        name = program.observed[0] if len(program.observed) == 1 else "rows"
+        return {name: jax.vmap(lambda theta: program.summed_out(theta, data))(params)}
     return jax.vmap(lambda theta: program.terms(theta, data, inside=True))(params)

@@ -1,6 +1,7 @@
 """Second-order samplers: particles that remember the past as curvature."""
 
 from opvi.filters._covariance import Covariance as Covariance
+from opvi.filters._diagnosis import Diagnosis as Diagnosis
 from opvi.filters._gain_one import GainOne as GainOne
 from opvi.filters._gain_one import GainOneState as GainOneState
 from opvi.filters._gain_one import gain_one as gain_one

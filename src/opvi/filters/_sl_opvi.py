@@ -2,10 +2,12 @@ r"""SL-OPVI: some rows exactly, all others as a polynomial and the weights of th
 
 import math
 from dataclasses import dataclass
+from functools import partial
 from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from opvi._steps import (
     Layout,
@@ -13,6 +15,7 @@ from opvi._steps import (
     TargetSampler,
     blank_rows,
     check_example,
+    checked_count,
     compiled,
     dealt_by_weight,
     keep_if_finite,
@@ -21,16 +24,24 @@ from opvi._steps import (
     tick,
 )
 from opvi.filters._covariance import exactly
+from opvi.filters._diagnosis import Diagnosis, concerns_of_surrogates
+from opvi.filters._moves import Moved, moved
 from opvi.filters._surrogates import LARGEST_DEGREE, RIDGE, Polynomial, Surrogate, fit, frame, nothing
 from opvi.filters._whitening import Pace, Whitening, follow, some
 from opvi.flows.kernels import centred
 from opvi.predictive import Predictive
 from opvi.targets import Target, cast, check_batch
-from opvi.types import Array, Batch, Data, Key, Particles, Scalar, Start, State, Tree
+from opvi.types import Array, Batch, Data, Key, Particles, Scalar, Seed, Start, State, Tree, as_key
 
 WARM_UP = 20  # looks of the first round at the prior, before the data come in
 WIDER_START = 1.0  # times the spread of the starting particles: what holds them together where the prior does not
 AT_THE_START = 0.05  # share of `settled` that the first round must reach: what it misses, later rounds inherit
+
+CHAINS = 400  # of moves
+FIRST_MOVES = 60  # of draws, before the first is taken
+APART = 3  # moves between two draws of a chain
+LOOK_MOVES = 15  # of a diagnosis: as many before those that are looked at
+BEYOND = 2.0  # times the largest squared distance of a particle: what surrogates are asked about at most
 
 Weights = Array | tuple[()]  # of the rows kept; () where none are
 
@@ -45,6 +56,7 @@ class LinearisedState(NamedTuple):
     log_weights: Array  # [n]: of the particles; all the same where there is one mode
     round: Array
     rows: Array
+    lost: Array  # [d]: mean square of what the surrogate missed of rows gone, over the particles' variances of then
 
 
 class Pool(NamedTuple):
@@ -70,9 +82,11 @@ class SLOPVI(TargetSampler):
         zero = jnp.zeros((), jnp.int32)
         even = jnp.full(len(x), -math.log(len(x)), x.dtype)
         if self.layout is None:
-            return LinearisedState(x, nothing(x, LARGEST_DEGREE), (), (), even, zero, zero)
+            return LinearisedState(x, nothing(x, LARGEST_DEGREE), (), (), even, zero, zero, jnp.zeros_like(x[0]))
         kept = blank_rows(self.layout, self.memory_rows, x.dtype)
-        return LinearisedState(x, nothing(x, 2), kept, jnp.zeros(self.memory_rows, x.dtype), even, zero, zero)
+        return LinearisedState(
+            x, nothing(x, 2), kept, jnp.zeros(self.memory_rows, x.dtype), even, zero, zero, jnp.zeros_like(x[0])
+        )
 
     @compiled
     @exactly
@@ -107,8 +121,11 @@ class SLOPVI(TargetSampler):
         warm_up = jnp.where(state.round == 0, min(WARM_UP, pace.looks // 2), 0)
         key = jax.random.fold_in(key, clock.round)
         x, log_weights, W, size = follow(key, log_density, x, state.log_weights, pace, settled, warm_up)
-        past, kept, weight = _absorb(self, jax.random.fold_in(key, pace.looks), x, W, past.scaled(gamma), pool)
-        new = LinearisedState(x, past, kept, weight, log_weights, clock.round, clock.rows)
+        before, key = past.scaled(gamma), jax.random.fold_in(key, pace.looks)
+        past, kept, weight = _absorb(self, key, x, W, before, pool)
+        missed = _missed(self, x + jax.random.normal(key, x.shape, x.dtype) @ W.back, before, past, pool, weight)
+        lost = gamma**2 * state.lost + missed / jnp.maximum(jnp.var(x, 0), jnp.finfo(x.dtype).tiny)
+        new = LinearisedState(x, past, kept, weight, log_weights, clock.round, clock.rows, lost)
         new, finite = keep_if_finite(new, state, (x, past, weight), log_predictive)
         info = StepInfo(clock.rows, log_predictive, size, finite, predicted)
         return new._replace(round=clock.round, rows=clock.rows), info
@@ -117,9 +134,23 @@ class SLOPVI(TargetSampler):
         """Return the posterior predictive at inputs x, each particle with its weight."""
         return super().predict(state, x)._replace(log_weights=state.log_weights)  # type: ignore[attr-defined]
 
-    def draws(self, state: State, key: Key, n: int) -> Particles:
-        """Return n draws from the posterior: particles by their weights, in random order."""
-        return dealt_by_weight(state.particles, state.log_weights, key, n)  # type: ignore[attr-defined]
+    def draws(self, state: LinearisedState, key: Key, n: int) -> Particles:  # type: ignore[override]
+        """Return n draws from the posterior: particles by their weights, moved by a kernel that leaves it as it is."""
+        count = checked_count(n)
+        if int(state.rows) == 0:
+            return dealt_by_weight(state.particles, state.log_weights, key, count)
+        chains = min(count, CHAINS)
+        last = 1 << (-(-count // chains) - 1).bit_length()  # few programs, however many draws
+        places = _moves(self, chains, FIRST_MOVES, APART * last, key, state).places[APART - 1 :: APART]
+        return places.reshape(-1, places.shape[-1])[:count]
+
+    def diagnosis(self, state: LinearisedState, key: Seed = 0) -> Diagnosis:
+        """Return how far the posterior can be trusted; `diagnosis.concerns()` says what to do where it cannot."""
+        return _diagnosis(self, as_key(key), state)
+
+    def concerns(self, state: LinearisedState) -> list[str]:
+        """Return what can be said without moving the particles, and costs nothing: of rows known by a surrogate."""
+        return concerns_of_surrogates(_lost(state), int(state.rows), _stored(state))
 
 
 def sl_opvi(
@@ -164,6 +195,50 @@ def sl_opvi(
     return SLOPVI(target, layout, memory_rows, half_life, Pace() if pace is None else pace)
 
 
+@partial(jax.jit, static_argnums=(0, 1, 2, 3))
+@exactly
+def _moves(sampler: SLOPVI, chains: int, first: int, moves: int, key: Key, state: LinearisedState) -> Moved:
+    """Return places of chains that start at particles and move within what the sampler believes."""
+    target, x = sampler.target, state.particles
+    own = frame(x)
+    begin = dealt_by_weight(x, state.log_weights, jax.random.fold_in(key, 0), chains)
+    # A polynomial that stands for rows gone means nothing far from the particles it was fitted to.
+    fitted = jnp.stack([(leaf != 0).any() for leaf in state.past[1:]]).any()
+    far = jnp.where(fitted, BEYOND * (own.into(x) ** 2).sum(1).max(), jnp.inf)
+
+    def log_density(v: Array) -> Array:
+        total = target.log_prior(target.unravel(v)) + state.past.value(v)
+        if not isinstance(state.weight, tuple):
+            total += jnp.where(state.weight > 0, _likelihood(target, v, state.kept), 0) @ state.weight
+        return jnp.where((own.into(v) ** 2).sum() <= far, total, -jnp.inf)
+
+    return moved(jax.random.fold_in(key, 1), log_density, begin, own, first, moves)
+
+
+def _diagnosis(sampler: SLOPVI, key: Key, state: LinearisedState) -> Diagnosis:
+    there = _moves(sampler, CHAINS // 2, LOOK_MOVES, LOOK_MOVES, key, state)
+    places = np.asarray(there.places, float).reshape(-1, sampler.target.dim)
+    x, w = np.asarray(state.particles, float), np.exp(np.asarray(state.log_weights, float))
+    w = w / w.sum()
+    mean = w @ x
+    ratio = np.sqrt(w @ (x - mean) ** 2) / places.std(0)
+    shift = (np.abs(places.mean(0) - mean) / places.std(0)).max()
+    effective, accepted = float(1 / (w**2).sum()), float(there.accepted)
+    sizes = float(shift), float(ratio.min()), float(ratio.max())
+    return Diagnosis(effective, *sizes, accepted, _lost(state), len(w), int(state.rows), _stored(state))
+
+
+def _lost(state: LinearisedState) -> float:
+    """Return by how much surrogates may have moved a mean, in standard deviations: errors add up as if at random."""
+    variance = np.asarray(state.particles, float).var(0)
+    return float(np.sqrt(np.asarray(state.lost, float) * variance).max())
+
+
+def _stored(state: LinearisedState) -> int:
+    """Return how many rows are stored."""
+    return 0 if isinstance(state.weight, tuple) else int((np.asarray(state.weight) > 0).sum())
+
+
 def _likelihood(target: Target, x: Array, data: Data) -> Array:
     return target.log_likelihood(target.unravel(x), data)
 
@@ -189,6 +264,19 @@ def _absorb(
         stay = (kept.data, weight)
     past = past._replace(coefficients=past.coefficients + least_squares.coefficients(values))
     return past.trimmed(x), *stay
+
+
+def _missed(sampler: SLOPVI, x: Particles, before: Surrogate, after: Surrogate, pool: Pool, weight: Weights) -> Array:
+    """Return the mean square of the log density that replacing rows has changed, at points around the particles."""
+    change = pool.after if isinstance(weight, tuple) else pool.after.at[: len(weight)].add(-weight)
+
+    def error(v: Array) -> Array:
+        rows = jnp.where(change == 0, 0, _likelihood(sampler.target, v, pool.data))
+        return rows @ change + before.value(v) - after.value(v)
+
+    errors = jax.vmap(error)(x)
+    errors = jnp.where(jnp.isfinite(errors), errors, jnp.nan)
+    return jnp.nan_to_num(jnp.nanvar(errors))
 
 
 def _weighed(target: Target, x: Particles, rows: Pool) -> Array:

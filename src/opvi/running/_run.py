@@ -3,6 +3,7 @@
 import itertools
 import math
 import time
+import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import ExitStack
 from functools import partial
@@ -162,6 +163,8 @@ def _over(
         if saver:
             saver.save(state)
     log.flush()
+    for concern in getattr(sampler, "concerns", lambda _: [])(state):
+        warnings.warn(f"this may not be the posterior: {concern}", UserWarning, stacklevel=3)
     return state, log.history()
 
 

@@ -67,6 +67,16 @@ class Wrapper:
         return posterior_draws(self.sampler, state.inner, key, n)
 
     @property
+    def diagnosis(self) -> Callable[..., object]:
+        """How far the sampler's posterior can be trusted. Missing, as an attribute, where the sampler lacks it."""
+        return partial(_passed, self.sampler.diagnosis)  # type: ignore[attr-defined]
+
+    @property
+    def concerns(self) -> Callable[..., object]:
+        """What the sampler can say of that at no cost. Missing, as an attribute, where the sampler lacks it."""
+        return partial(_passed, self.sampler.concerns)  # type: ignore[attr-defined]
+
+    @property
     def relearn(self) -> Callable[[Key, Wrapped, Batch], Wrapped]:
         """Learn from rows seen before: parameters only. Missing, as an attribute, where the sampler lacks it."""
         return partial(_relearn, self.sampler.relearn)  # type: ignore[attr-defined]
@@ -78,6 +88,10 @@ class Wrapper:
 
     def __str__(self) -> str:
         return self.about
+
+
+def _passed(method: Callable[..., object], state: Wrapped, *more: object) -> object:
+    return method(state.inner, *more)
 
 
 def _relearn(relearn: Callable[[Key, State, Batch], State], key: Key, state: Wrapped, batch: Batch) -> Wrapped:

@@ -1,0 +1,294 @@
+"""Does a tracker know when it is wrong? `python -m benchmarks.diagnosis --out docs/results`.
+
+Models with 2 to 46 parameters, tracked with and without stored rows, with enough particles and too few, beside runs
+of NUTS on all rows at once. The thresholds of `opvi.filters.Diagnosis` were set on seed 0; other seeds are reported.
+"""
+
+import argparse
+import json
+import math
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.scipy.stats import norm, t
+from numpyro.diagnostics import gelman_rubin
+from numpyro.infer import MCMC, NUTS
+
+import opvi
+
+COMMAND = "python -m benchmarks.diagnosis --out docs/results --seeds"
+GOOD, BAD = (0.1, 0.1), (0.2, 0.2)  # a mean off by so many sds, an sd off by this share: at most, at least
+CHAINS, WARM_UP, SAMPLES = 4, 500, 1500
+DRAWS = 2000
+Model = Callable[[int], tuple[opvi.Target, object]]
+
+
+def regressors(seed: int, rows: int, columns: int) -> tuple[np.random.Generator, np.ndarray]:
+    """Return random inputs, and what else is random."""
+    rng = np.random.default_rng(seed)
+    return rng, rng.normal(size=(rows, columns)).astype(np.float32)
+
+
+def normal_start(d: int, scale: float = 1.0) -> Callable[[jax.Array], jax.Array]:
+    """Return a start from a normal prior."""
+    return lambda key: scale * jax.random.normal(key, (d,))
+
+
+def linear(seed: int, d: int = 4) -> tuple[opvi.Target, object]:
+    """A conjugate regression."""
+    rng, X = regressors(seed, 300, d)
+    y = (X @ rng.normal(size=d) + 0.7 * rng.normal(size=300)).astype(np.float32)
+    return opvi.target(
+        lambda v: norm.logpdf(v).sum(), lambda v, rows: norm.logpdf(rows[1], rows[0] @ v, 0.7), normal_start(d)
+    ), (X, y)
+
+
+def logistic(seed: int, d: int = 4) -> tuple[opvi.Target, object]:
+    """Two classes, a wide prior."""
+    rng, X = regressors(seed, 300, d)
+    y = (rng.uniform(size=300) < 1 / (1 + np.exp(-X @ (1.5 * rng.normal(size=d))))).astype(np.float32)
+    return opvi.target(
+        lambda v: norm.logpdf(v, 0, 3).sum(),
+        lambda v, rows: jax.nn.log_sigmoid((2 * rows[1] - 1) * (rows[0] @ v)),
+        normal_start(d, 3.0),
+    ), (X, y)
+
+
+def poisson(seed: int) -> tuple[opvi.Target, object]:
+    """Counts."""
+    rng, X = regressors(seed, 300, 3)
+    y = rng.poisson(np.exp(X @ (0.5 * rng.normal(size=3)))).astype(np.float32)
+    return opvi.target(
+        lambda v: norm.logpdf(v).sum(), lambda v, rows: rows[1] * (rows[0] @ v) - jnp.exp(rows[0] @ v), normal_start(3)
+    ), (X, y)
+
+
+def student(seed: int) -> tuple[opvi.Target, object]:
+    """A regression with outliers, scale unknown."""
+    rng, X = regressors(seed, 300, 3)
+    y = (X @ rng.normal(size=3) + 0.5 * rng.standard_t(4, size=300)).astype(np.float32)
+    return opvi.target(
+        lambda v: norm.logpdf(v).sum(),
+        lambda v, rows: t.logpdf(rows[1], 4.0, rows[0] @ v[:3], jnp.exp(v[3])),
+        normal_start(4),
+    ), (X, y)
+
+
+def mean_and_scale(seed: int) -> tuple[opvi.Target, object]:
+    """A normal sample, both parameters unknown."""
+    y = (2 + 3 * np.random.default_rng(seed).normal(size=200)).astype(np.float32)
+    return opvi.target(
+        lambda v: norm.logpdf(v[0], 0, 5) + norm.logpdf(v[1], 0, 2),
+        lambda v, y: norm.logpdf(y, v[0], jnp.exp(v[1])),
+        lambda key: jnp.array([5.0, 2.0]) * jax.random.normal(key, (2,)),
+    ), y
+
+
+def groups(seed: int, *, centred: bool = False) -> tuple[opvi.Target, object]:
+    """Eight groups of five rows around a mean, their spread unknown; a funnel where it is centred."""
+    rng = np.random.default_rng(seed)
+    group = np.arange(40, dtype=np.int32) % 8
+    y = (0.3 * rng.normal(size=8)[group] + 2 * rng.normal(size=40)).astype(np.float32)
+
+    def log_prior(v: jax.Array) -> jax.Array:
+        places = norm.logpdf(v[2:], v[0], jnp.exp(v[1])) if centred else norm.logpdf(v[2:])
+        return norm.logpdf(v[0], 0, 2) + norm.logpdf(v[1], 0, 1.5) + places.sum()
+
+    def log_likelihood(v: jax.Array, rows: tuple[jax.Array, jax.Array]) -> jax.Array:
+        places = v[2:] if centred else v[0] + jnp.exp(v[1]) * v[2:]
+        return norm.logpdf(rows[1], places[rows[0]], 2.0)
+
+    return opvi.target(log_prior, log_likelihood, normal_start(10)), (group, y)
+
+
+def horseshoe(seed: int) -> tuple[opvi.Target, object]:
+    """Ten slopes, two of which matter, under half-Cauchy scales."""
+    rng, X = regressors(seed, 100, 10)
+    y = (2 * X[:, 0] - X[:, 1] + rng.normal(size=100)).astype(np.float32)
+
+    def log_half_cauchy(u: jax.Array) -> jax.Array:
+        return math.log(2 / math.pi) - jnp.log1p(jnp.exp(2 * u)) + u
+
+    def start(key: jax.Array) -> jax.Array:
+        one, two = jax.random.split(key)
+        return jnp.concatenate([jax.random.normal(one, (10,)), jnp.log(jnp.abs(jax.random.cauchy(two, (11,))))])
+
+    return opvi.target(
+        lambda v: norm.logpdf(v[:10]).sum() + log_half_cauchy(v[10:]).sum(),
+        lambda v, rows: norm.logpdf(rows[1], rows[0] @ (v[:10] * jnp.exp(v[10:20] + v[20])), 1.0),
+        start,
+    ), (X, y)
+
+
+def clusters(seed: int) -> tuple[opvi.Target, object]:
+    """Three ordered means with weights and scales of their own."""
+    rng = np.random.default_rng(seed)
+    z = rng.choice(3, size=200, p=[0.2, 0.5, 0.3])
+    y = (np.array([-4.0, 0.0, 3.0])[z] + np.array([0.5, 1.0, 0.7])[z] * rng.normal(size=200)).astype(np.float32)
+    scale = jnp.array([5.0, 1, 1, 1, 1, 1, 1, 1])
+
+    def log_likelihood(v: jax.Array, y: jax.Array) -> jax.Array:
+        means = jnp.concatenate([v[:1], v[:1] + jnp.cumsum(jnp.exp(v[1:3]))])
+        weights = jax.nn.log_softmax(jnp.concatenate([v[3:5], jnp.zeros(1, v.dtype)]))
+        return jax.nn.logsumexp(weights + norm.logpdf(y[:, None], means, jnp.exp(v[5:8])), 1)
+
+    return opvi.target(
+        lambda v: norm.logpdf(v, 0, scale).sum(), log_likelihood, lambda key: scale * jax.random.normal(key, (8,))
+    ), y
+
+
+def network(seed: int) -> tuple[opvi.Target, object]:
+    """Two hidden layers of five units, as in NumPyro's `bnn.py`."""
+    rng, X = regressors(seed, 100, 3)
+    y = (np.tanh(2 * X[:, 0]) - np.sin(X[:, 1]) + 0.3 * rng.normal(size=100)).astype(np.float32)
+    shapes = [(3, 5), (5, 5), (5, 1)]
+
+    def outputs(v: jax.Array, x: jax.Array) -> jax.Array:
+        for i, shape in enumerate(shapes):
+            first = sum(math.prod(s) for s in shapes[:i])
+            x = x @ v[first : first + math.prod(shape)].reshape(shape)
+            x = jnp.tanh(x) if i < 2 else x[:, 0]
+        return x
+
+    return opvi.target(
+        lambda v: norm.logpdf(v).sum(),
+        lambda v, rows: norm.logpdf(rows[1], outputs(v, rows[0]), jnp.exp(v[-1] - 1)),
+        normal_start(46),
+    ), (X, y)
+
+
+class Case(NamedTuple):
+    """A model, and how it is tracked."""
+
+    model: Model
+    batch: int = 20
+    stored: int = 500
+    particles: int = 100
+
+
+CASES = {
+    "conjugate regression": Case(linear),
+    "conjugate regression, no rows": Case(linear, stored=0),
+    "logistic regression": Case(logistic),
+    "counts": Case(poisson),
+    "counts, batches of 5": Case(poisson, 5),
+    "outliers": Case(student),
+    "mean and scale": Case(mean_and_scale),
+    "mean and scale, no rows": Case(mean_and_scale, 5, 0),
+    "logistic regression, no rows": Case(logistic, 5, 0),
+    "logistic regression, batches of 20, no rows": Case(logistic, 20, 0),
+    "ten slopes, 5 particles": Case(lambda seed: linear(seed, 10), particles=5),
+    "ten logits, 8 particles": Case(lambda seed: logistic(seed, 10), particles=8),
+    "groups": Case(groups),
+    "groups, no rows": Case(groups, 5, 0),
+    "groups, a funnel": Case(lambda seed: groups(seed, centred=True)),
+    "horseshoe": Case(horseshoe),
+    "three clusters": Case(clusters),
+    "three clusters, no rows": Case(clusters, 20, 0),
+    "network": Case(network),
+}
+
+
+def nuts(target: opvi.Target, rows: object, seed: int) -> tuple[np.ndarray, float]:
+    """Return a long run of NUTS from the best of many starts, and its largest R-hat."""
+    rows = jax.tree.map(jnp.asarray, rows)
+
+    def potential(v: jax.Array) -> jax.Array:
+        return -target.log_prior(v) - target.log_likelihood(v, rows).sum()
+
+    start = opvi.draw(target, seed, 400)
+    value = jax.jit(jax.vmap(potential))(start)
+    start = start[jnp.argsort(jnp.where(jnp.isfinite(value), value, jnp.inf))[:CHAINS]]
+    kernel = NUTS(potential_fn=potential, target_accept_prob=0.9, max_tree_depth=7)
+    how = {"num_warmup": WARM_UP, "num_samples": SAMPLES, "num_chains": CHAINS, "chain_method": "vectorized"}
+    chain = MCMC(kernel, progress_bar=False, **how)
+    chain.run(jax.random.key(seed), init_params=start)
+    found = np.asarray(chain.get_samples(group_by_chain=True), float)
+    return found.reshape(-1, found.shape[-1]), float(np.max(gelman_rubin(found)))
+
+
+def errors(mean: np.ndarray, sd: np.ndarray, truth: np.ndarray) -> dict[str, float]:
+    """Return how far moments are from those of NUTS."""
+    exact = truth.std(0)
+    return {
+        "worst mean, sd": float((np.abs(mean - truth.mean(0)) / exact).max()),
+        "smallest sd ratio": float((sd / exact).min()),
+        "largest sd ratio": float((sd / exact).max()),
+    }
+
+
+def verdict(found: dict[str, float]) -> str:
+    """Return whether moments are right."""
+    mean = found["worst mean, sd"]
+    share = max(found["largest sd ratio"], 1 / found["smallest sd ratio"]) - 1
+    if not (math.isfinite(mean) and math.isfinite(share)) or mean > BAD[0] or share > BAD[1]:
+        return "bad"
+    return "good" if mean <= GOOD[0] and share <= GOOD[1] else "between"
+
+
+def trial(case: Case, seed: int, truths: dict) -> dict:
+    """Track, measure against NUTS, and ask the tracker."""
+    target, rows = case.model(seed)
+    if (case.model, seed) not in truths:
+        truths[case.model, seed] = nuts(target, rows, seed)
+    truth, r_hat = truths[case.model, seed]
+    sampler = opvi.sl_opvi(target, example=rows, memory_rows=case.stored)
+    begun = time.process_time()
+    try:
+        state, _ = opvi.run(sampler, opvi.stream(rows, case.batch), seed, particles=case.particles)
+    except opvi.DivergedError:
+        return {"stopped": True, "particles": {}, "verdict": "bad", "flagged": True, "R-hat of NUTS": r_hat}
+    learning = time.process_time() - begun
+    w = np.exp(np.asarray(state.log_weights, float))
+    x = np.asarray(state.particles, float)
+    mean = w @ x
+    draws = np.asarray(sampler.draws(state, jax.random.key(seed), DRAWS), float)
+    said = sampler.diagnosis(state)
+    begun = time.process_time()
+    sampler.diagnosis(state)
+    asking = time.process_time() - begun
+    particles = errors(mean, np.sqrt(w @ (x - mean) ** 2), truth)
+    return {
+        "particles": particles,
+        "draws": errors(draws.mean(0), draws.std(0), truth),
+        "verdict": verdict(particles),
+        "verdict on draws": verdict(errors(draws.mean(0), draws.std(0), truth)),
+        "flagged": not said.right,
+        "diagnosis": said._asdict(),
+        "seconds": {"learning, compilation included": learning, "a diagnosis": asking},
+        "R-hat of NUTS": r_hat,
+    }
+
+
+def main() -> None:
+    """Measure, and write `diagnosis.json`."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--out", type=Path, default=Path("bench-output"), help="folder for diagnosis.json")
+    parser.add_argument("--seeds", type=int, nargs="+", default=[1, 2])
+    parser.add_argument("--cases", nargs="+", default=list(CASES))
+    options = parser.parse_args()
+    file = options.out / "diagnosis.json"
+    options.out.mkdir(parents=True, exist_ok=True)
+    done: dict[str, dict] = json.loads(file.read_text())["results"]["cases"] if file.exists() else {}
+    for seed in options.seeds:
+        truths: dict = {}
+        for name in options.cases:
+            if str(seed) in done.get(name, {}):
+                continue
+            done.setdefault(name, {})[str(seed)] = trial(CASES[name], seed, truths)
+            print(seed, name, done[name][str(seed)], flush=True)
+            trials = [one for case in done.values() for one in case.values()]
+            flags = {kind: [one["flagged"] for one in trials if one["verdict"] == kind] for kind in ("good", "bad")}
+            counts = {kind: {"trials": len(flag), "flagged": sum(flag)} for kind, flag in flags.items()}
+            command = f"{COMMAND} {' '.join(map(str, options.seeds))}"
+            results = {"good at most": GOOD, "bad at least": BAD, "flags": counts, "cases": done}
+            file.write_text(json.dumps({"command": command, "results": results}, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()
