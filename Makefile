@@ -45,6 +45,7 @@ lint: .stamps/test .stamps/lint
 
 docs: .stamps/docs
 	$(BIN)/python docs/check_numbers.py
+	$(BIN)/python -m benchmarks.stamp
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
 
 bench: .stamps/bench

@@ -20,8 +20,10 @@ from numpyro.diagnostics import gelman_rubin
 from numpyro.infer import MCMC, NUTS
 
 import opvi
+from benchmarks.stamp import stamp
 
 COMMAND = "python -m benchmarks.diagnosis --out docs/results --seeds"
+SOURCES = "src/opvi/filters", "benchmarks/diagnosis.py"
 GOOD, BAD = (0.1, 0.1), (0.2, 0.2)  # a mean off by so many sds, an sd off by this share: at most, at least
 CHAINS, WARM_UP, SAMPLES = 4, 500, 1500
 DRAWS = 2000
@@ -287,7 +289,9 @@ def main() -> None:
             counts = {kind: {"trials": len(flag), "flagged": sum(flag)} for kind, flag in flags.items()}
             command = f"{COMMAND} {' '.join(map(str, options.seeds))}"
             results = {"good at most": GOOD, "bad at least": BAD, "flags": counts, "cases": done}
-            file.write_text(json.dumps({"command": command, "results": results}, indent=1) + "\n")
+            file.write_text(
+                json.dumps({"command": command, "sources": stamp(*SOURCES), "results": results}, indent=1) + "\n"
+            )
 
 
 if __name__ == "__main__":

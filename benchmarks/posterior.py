@@ -13,8 +13,10 @@ import jax.numpy as jnp
 import numpy as np
 
 import opvi
+from benchmarks.stamp import stamp
 
 COMMAND = "python -m benchmarks.posterior --out docs/results --seeds"
+SOURCES = "src/opvi/filters", "benchmarks/posterior.py"
 NOISE = 0.25
 DRAWS = 20_000
 CASES = [  # parameters, rows, batch, half-life, the prior's mean and variance
@@ -100,7 +102,8 @@ def main() -> None:
         print(case, trials["0"], flush=True)
     options.out.mkdir(parents=True, exist_ok=True)
     (options.out / "posterior.json").write_text(
-        json.dumps({"command": f"{COMMAND} {options.seeds}", "results": done}, indent=1) + "\n"
+        json.dumps({"command": f"{COMMAND} {options.seeds}", "sources": stamp(*SOURCES), "results": done}, indent=1)
+        + "\n"
     )
 
 

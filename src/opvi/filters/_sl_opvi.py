@@ -137,8 +137,6 @@ class SLOPVI(TargetSampler):
     def draws(self, state: LinearisedState, key: Key, n: int) -> Particles:  # type: ignore[override]
         """Return n draws from the posterior: particles by their weights, moved by a kernel that leaves it as it is."""
         count = checked_count(n)
-        if int(state.rows) == 0:
-            return dealt_by_weight(state.particles, state.log_weights, key, count)
         chains = min(count, CHAINS)
         last = 1 << (-(-count // chains) - 1).bit_length()  # few programs, however many draws
         places = _moves(self, chains, FIRST_MOVES, APART * last, key, state).places[APART - 1 :: APART]

@@ -1,0 +1,62 @@
+"""Simulation-based calibration: where parameters come from the prior, their ranks among posterior draws are uniform."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax.scipy.stats import norm
+from scipy import stats
+
+import opvi
+
+WORLDS, ROWS, BATCH, RANKS = 240, 30, 15, 11  # eleven draws make twelve ranks
+
+
+def said(w, x):
+    return opvi.Normal(x @ w, jnp.full(x.shape[:1], 0.5, x.dtype))
+
+
+def start(key):
+    return jax.random.normal(key, (2,))
+
+
+def log_prior(w):
+    return norm.logpdf(w).sum()
+
+
+LINE = opvi.target(log_prior, lambda w, rows: said(w, rows[0]).log_density(rows[1]), start, said)
+LOGIT = opvi.target(log_prior, lambda w, rows: jax.nn.log_sigmoid(rows[1] * (rows[0] @ w)), start)
+EXAMPLE = np.zeros((1, 2), np.float32), np.zeros(1, np.float32)
+PACE = opvi.filters.Pace(looks=30)
+CASES = {
+    "gauss_newton": (opvi.gauss_newton(LINE, half_life=float("inf")), LINE, 4),
+    "sl_opvi": (opvi.sl_opvi(LOGIT, example=EXAMPLE, memory_rows=ROWS, pace=PACE), LOGIT, 40),
+    "sl_opvi, no rows": (opvi.sl_opvi(LINE, memory_rows=0, pace=PACE), LINE, 40),
+}
+
+
+@pytest.mark.slow  # 240 posteriors of each sampler
+@pytest.mark.parametrize("name", CASES)
+def test_ranks_of_the_truth_are_uniform(name):
+    sampler, target, particles = CASES[name]
+
+    def world(key):
+        one, two, three, four = jax.random.split(key, 4)
+        w = start(one)
+        x = jax.random.normal(two, (ROWS, 2))
+        if target is LINE:
+            y = x @ w + jnp.sqrt(0.5) * jax.random.normal(three, (ROWS,))
+        else:
+            y = jnp.where(jax.random.uniform(three, (ROWS,)) < jax.nn.sigmoid(x @ w), 1.0, -1.0)
+        state = sampler.init(four, particles)
+        for i in range(0, ROWS, BATCH):
+            rows = opvi.Batch((x[i : i + BATCH], y[i : i + BATCH]), jnp.ones(BATCH))
+            state, _ = sampler.step(key, state, rows)
+        return w, state
+
+    truth, states = jax.jit(lambda keys: jax.lax.map(world, keys))(jax.random.split(jax.random.key(1), WORLDS))
+    draw = jax.jit(jax.vmap(lambda state, key: sampler.draws(state, key, RANKS)))
+    draws = draw(states, jax.random.split(jax.random.key(2), WORLDS))
+    ranks = np.asarray((draws < truth[:, None]).sum(1))  # [worlds, 2]
+    for counts in (np.bincount(column, minlength=RANKS + 1) for column in ranks.T):
+        assert stats.chisquare(counts).pvalue > 1e-3
