@@ -187,11 +187,16 @@ def table(results: list[dict[str, Any]]) -> str:
 def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.fleet", description=__doc__)
     parser.add_argument("--out", type=Path, default=Path("bench-output"), help="folder for fleet.json")
-    folder = parser.parse_args().out
+    parser.add_argument("--only", nargs="*", help="some of: by_sampler by_size beside_a_loop one_row on_disk")
+    parser.add_argument("--name", default="fleet", help="of the JSON file")
+    given = parser.parse_args()
+    folder = given.out
     folder.mkdir(parents=True, exist_ok=True)
     threadpool_limits(limits=1)  # several threads are slower for matrices this small
     about, done = machine("python -m benchmarks.fleet"), []
     for source in (by_sampler, by_size, beside_a_loop, one_row, on_disk):
+        if given.only and source.__name__ not in given.only:
+            continue
         for result in source():
             done.append({**result.summary(), "timings": {k: _short(t) for k, t in result.timings.items()}})
             met = {None: "", True: "(met)", False: "(missed)"}[result.met]
@@ -199,7 +204,7 @@ def main() -> None:
             print(f"{result.what:24s} {result.size:40s} {result.value:9.3g} {result.unit} {met} {extra}", flush=True)
     print(table(done))
     report = {"machine": about, "results": done}
-    (folder / "fleet.json").write_text(json.dumps(report, indent=1, ensure_ascii=False) + "\n")
+    (folder / f"{given.name}.json").write_text(json.dumps(report, indent=1, ensure_ascii=False) + "\n")
 
 
 def _short(timing: Timing) -> dict[str, Any]:

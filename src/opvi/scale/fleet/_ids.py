@@ -54,6 +54,8 @@ def hashed(names: Iterable[Id]) -> np.ndarray:
 
 def coded(names: list[Id]) -> tuple[list[Id], np.ndarray]:
     """Return the distinct names in order of first sight, and for each name its place among them."""
+    if len(names) == 1:
+        return names, np.zeros(1, np.int64)
     places: dict[Id, int] = {}
     code = np.array([places.setdefault(name, len(places)) for name in names], np.int64)
     return list(places), code

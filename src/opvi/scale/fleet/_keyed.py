@@ -322,6 +322,8 @@ def at_least_one(name: str, value: object) -> None:
 
 def in_one(parts: list[Rounds]) -> Rounds:
     """Return several calls' rounds as one's."""
+    if len(parts) == 1:
+        return parts[0]
     infos = [part.info for part in parts if part.info is not None]
     code = np.concatenate([part.code for part in parts]) if parts else np.zeros(0, np.int64)
     return Rounds(code, joined(infos) if infos else None)
