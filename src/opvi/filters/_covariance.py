@@ -8,6 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from opvi._factors import cholesky, solve
 from opvi.types import Array
 
 MEND_EVERY = 16  # updates; rounding makes matrices lopsided, and a transpose is slow
@@ -145,7 +146,7 @@ def restored(C: Array, w: Array, gamma: Array, mean: Array, precision: Array) ->
     identity = jnp.eye(C.shape[-1], dtype=C.dtype)[None, None]
     M = gamma * identity + (1 - gamma) * (C @ precision[None])
     away = (w - mean[None])[..., None]
-    solved = jnp.linalg.solve(M, jnp.concatenate([C, away], -1))
+    solved = solve(M, jnp.concatenate([C, away], -1))
     C, away = solved[..., :-1], solved[..., -1]
     return (C + C.mT) / 2, mean[None] + gamma * away
 
@@ -163,7 +164,7 @@ def roots(C: Covariance) -> Array:
 
     def wider(carry: tuple[Array, Array]) -> tuple[Array, Array]:
         ridge, _ = carry
-        L = jnp.linalg.cholesky((correlation + ridge * identity) / (1 + ridge))
+        L = cholesky((correlation + ridge * identity) / (1 + ridge))
         return 100 * ridge, L
 
     def fails(carry: tuple[Array, Array]) -> Array:

@@ -6,6 +6,7 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 
+from opvi._factors import cholesky, eigenvectors
 from opvi._steps import StepInfo, TargetSampler, compiled, keep_if_finite, predicted_rows, root_mean_square, tick
 from opvi.filters._covariance import exactly
 from opvi.filters._surrogates import positive
@@ -119,11 +120,11 @@ def _part(sampler: GainOne, state: GainOneState, batch: Batch, share: Array) -> 
 
     new = positive(-jax.vmap(jax.hessian(likelihood))(some(x)).mean(0))
     s = jax.vmap(jax.grad(lambda v: likelihood(v) + (1 - gamma) * _log_prior(target, v)))(x)
-    L = jnp.linalg.cholesky(P + gamma * F + new)
+    L = cholesky(P + gamma * F + new)
     identity = jnp.eye(len(L), dtype=x.dtype)
     back = jax.scipy.linalg.solve_triangular(L, identity, lower=True)  # x = z @ back
     pull = back @ (new + (1 - gamma) * P) @ back.T
-    values, V = jnp.linalg.eigh(back @ (P + F) @ back.T)
+    values, V = eigenvectors(back @ (P + F) @ back.T)
     root = (V * jnp.sqrt(jnp.maximum(values, 0))[None]) @ V.T  # what deviations should shrink by
     spread = _deviations(x @ L, sampler.bandwidth) @ (root + pull - identity)
     moved = x + (s @ back.T + spread) @ back

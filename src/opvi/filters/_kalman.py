@@ -6,6 +6,7 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 
+from opvi._factors import root_inverse
 from opvi.filters import _covariance as covariance
 from opvi.filters._covariance import Covariance, exactly
 from opvi.types import Array
@@ -39,11 +40,8 @@ def times(rows: Array, C: Covariance) -> Array:
 def gain(A: Array, AC: Array) -> Gain:
     """Return what rows `[n, K, R, D]`, whose product with the covariances is known, have to say."""
     S = jnp.einsum("nkrd,nksd->nrs", AC, A)
-    identity = jnp.eye(S.shape[-1], dtype=S.dtype)[None]
-    S = S + identity
-    # The small inverse and a product: on a CPU several times faster than solving for d columns.
-    root = jnp.linalg.cholesky(S)
-    inverse = jax.scipy.linalg.solve_triangular(root, jnp.broadcast_to(identity, S.shape), lower=True)
+    S = S + jnp.eye(S.shape[-1], dtype=S.dtype)[None]
+    inverse = root_inverse(S)  # and a product: on a CPU several times faster than solving for d columns
     Z = jnp.einsum("nrs,nksd->nkrd", inverse, AC)
     return Gain(jnp.diagonal(S, axis1=1, axis2=2), inverse, Z)
 
@@ -135,7 +133,7 @@ def in_turn(
 def _root_inverse(S: Array) -> Array:
     """Return the inverse of the lower root of small matrices `[n, R, R]`, by elimination.
 
-    LAPACK would be called for every matrix, and calls from two threads may wait for each other for ever.
+    LAPACK would be called for every matrix.
     """
     R = S.shape[-1]
     places = jnp.arange(R)

@@ -11,6 +11,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from opvi._factors import inverse, solve_positive
 from opvi._steps import (
     PARTICLES,
     StepInfo,
@@ -125,7 +126,7 @@ class KFAC(TargetSampler):
             G = (1 - now.gain) * old.outputs + now.gain * (root.mT @ root) / total
             A, inverse, Pa, left = _renewed(self, index, old, a * root_weight[None, :, None], G, now)
             shifted = G + (left + SMALL)[:, None, None] * jnp.eye(G.shape[-1], dtype=G.dtype)[None]
-            step = _solve(shifted, seen.slopes[index] * root_weight[None, :, None])  # δ G⁻¹
+            step = solve_positive(shifted, (seen.slopes[index] * root_weight[None, :, None]).mT).mT  # δ G⁻¹
             if index == 0:
                 first = first + jnp.broadcast_to(a @ Pa, (len(w), *a.shape[1:2] * 2)) @ step
                 Pa = jnp.broadcast_to(Pa, (len(w), *Pa.shape[1:]))
@@ -310,7 +311,7 @@ def with_one(x: Array) -> Array:
 
 def _afresh(A: Array, a: Array, shift: Array) -> tuple[Array, Array]:
     r"""$P = (A + \text{shift}\, I)^{-1}$ and $P a^\top$."""
-    P = _one_by_one(jnp.linalg.inv, A + shift[:, None, None] * jnp.eye(A.shape[-1], dtype=A.dtype)[None])
+    P = inverse(A + shift[:, None, None] * jnp.eye(A.shape[-1], dtype=A.dtype)[None])
     P = (P + P.mT) / 2
     return P, P @ a.mT
 
@@ -318,27 +319,9 @@ def _afresh(A: Array, a: Array, shift: Array) -> tuple[Array, Array]:
 def _updated(P: Array, a: Array, lam: Scalar) -> tuple[Array, Array]:
     r"""$(\lambda P^{-1} + a^\top a)^{-1}$ and its product with $a^\top$, by Woodbury's identity."""
     Pa = P @ a.mT
-    gain = _solve(a @ Pa + lam * jnp.eye(a.shape[1], dtype=a.dtype)[None], Pa)
+    gain = solve_positive(a @ Pa + lam * jnp.eye(a.shape[1], dtype=a.dtype)[None], Pa.mT).mT
     P = (P - gain @ Pa.mT) / lam
     return (P + P.mT) / 2, gain
-
-
-def _solve(M: Array, rows: Array) -> Array:
-    """$r M^{-1}$ for symmetric positive matrices `[n, k, k]` and rows `[n, b, k]`."""
-
-    def solve(M: Array, columns: Array) -> Array:
-        return jax.scipy.linalg.cho_solve((jnp.linalg.cholesky(M), True), columns)
-
-    return _one_by_one(solve, M, rows.mT).mT
-
-
-def _one_by_one(solve: Callable[..., Array], *matrices: Array) -> Array:
-    """Over the leading axis. Up to jaxlib 0.10 a CPU shares a batch of LAPACK calls out among its threads, and with
-    several such batches at once, those of independent trackers, its threads wait for each other for ever. (A loop over
-    particles that lie on several devices would gather them.)"""
-    if jax.default_backend() == "cpu" and jax.device_count() == 1:
-        return jax.lax.map(lambda each: solve(*each), matrices)
-    return jax.vmap(solve)(*matrices)
 
 
 def _diagonals(factors: list[Factor]) -> Scalar:

@@ -4,6 +4,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from opvi._factors import eigenvectors
 from opvi.predictive import Categorical, Distribution, Normal, Predictive, StudentT
 from opvi.types import Array
 
@@ -28,7 +29,7 @@ def spread_out(dist: Distribution, covariance: Array) -> Predictive:
         log_weights = jnp.asarray(np.log(weights / weights.sum()) - np.log(len(sd)), sd.dtype)
         others = [jnp.repeat(leaf, NODES, 0) for leaf in dist[1:]]
         return Predictive(type(dist)(output.reshape(-1, output.shape[-1]), *others), jnp.tile(log_weights, len(sd)))
-    values, V = jnp.linalg.eigh((covariance + covariance.mT) / 2)
+    values, V = eigenvectors((covariance + covariance.mT) / 2)
     root = V * jnp.sqrt(jnp.maximum(values, 0))[..., None, :]
     half = jax.random.normal(jax.random.key(0), (DRAWS // 2, root.shape[-1]), root.dtype)
     z = jnp.concatenate([half, -half])

@@ -10,6 +10,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from opvi._factors import eigenvectors
 from opvi.filters._covariance import exactly
 from opvi.flows.kernels import centred
 from opvi.types import Array, Particles
@@ -183,7 +184,7 @@ class Quadratic(NamedTuple):
 @exactly
 def positive(A: Array) -> Array:
     """The matrix with its negative eigenvalues set to 0."""
-    values, V = jnp.linalg.eigh((A + A.T) / 2)
+    values, V = eigenvectors((A + A.T) / 2)
     return (V * jnp.maximum(values, 0)[None]) @ V.T
 
 

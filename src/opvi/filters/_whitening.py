@@ -7,6 +7,7 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 
+from opvi._factors import eigenvectors, solve
 from opvi.filters._modes import modes, resampled, reweighted
 from opvi.flows.kernels import centred, squared_distances
 from opvi.types import Array, Key, Particles, Scalar, Scores
@@ -50,7 +51,7 @@ def whitening(log_density: Callable[[Array], Array], x: Particles) -> Whitening:
     stiffness = jnp.abs(H * spread[None, :, None] * spread[None, None, :]).sum((1, 2))
     share = jnp.minimum(1, jnp.median(stiffness) / jnp.maximum(stiffness, jnp.finfo(x.dtype).tiny))
     A = (H * share[:, None, None]).sum(0) / jnp.maximum(sound.sum(dtype=x.dtype), 1)
-    values, V = jnp.linalg.eigh((A + A.T) / 2)
+    values, V = eigenvectors((A + A.T) / 2)
     values = jnp.abs(values)
     root = jnp.sqrt(jnp.maximum(values, FLAT * values.max()))
     return Whitening(V * root[None, :], V.T / root[:, None])
@@ -75,7 +76,7 @@ def stein_field(z: Particles, s: Scores) -> Array:
     identity = jnp.eye(d, dtype=z.dtype)
     C = z.T @ z / n
     C = C + (1e-3 * jnp.trace(C) / d + jnp.finfo(z.dtype).tiny) * identity
-    balance = jnp.linalg.solve(C, repulsion * identity + z.T @ s / n)
+    balance = solve(C, repulsion * identity + z.T @ s / n)
     return shape + LINEAR * (s.mean(0, keepdims=True) + z @ balance)
 
 

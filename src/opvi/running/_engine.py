@@ -12,6 +12,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from opvi._forks import refuse_forked
+from opvi.running._learners import one_learner, without_mark
 from opvi.running._plain import from_plain, plainly
 from opvi.running._programs import keep_programs
 from opvi.running._rows import as_rows, cut, joined, padded, row_count, size_of, taken, weights
@@ -100,6 +102,9 @@ class Engine:
     `opvi.stream(data, batch)`. A call that fails leaves the engine as it was. An engine can be pickled and copied:
     it holds no compiled programs, because JAX keeps those by the sampler's settings.
 
+    Engines of different threads run side by side. Of one engine, one thread at a time may learn, which a second one is
+    told by an error; any number may ask meanwhile, and each gets the answer of one whole state.
+
     Args:
         sampler: what learns.
         key: a JAX key or an integer seed.
@@ -110,12 +115,14 @@ class Engine:
     def __init__(self, sampler: Sampler, key: Seed, *, batch: int = 20, state: State | None = None):
         if batch < 1:
             raise ValueError(f"`batch` is {batch}, but a batch has at least 1 row.")
+        refuse_forked()
         keep_programs()
         self.sampler, self.key, self.batch = sampler, as_key(key), int(batch)
         self.state: Tree = sampler.init(self.key) if state is None else state
         self.waiting: Batch | None = None  # rows, fewer than a batch
         self._dtype = np.dtype(self.state.particles.dtype)  # asked for once: some states join their particles
 
+    @one_learner
     def feed(self, data: Data, weight: ArrayLike | None = None, *, last: bool = False) -> Fed | None:
         """Learn from rows, in their order, in batches of `batch`; what is left over waits for the next call.
 
@@ -137,6 +144,7 @@ class Engine:
         self.waiting = taken(rows, slice(take, None)) if take < held else None
         return Fed(info, *batches)  # type: ignore[arg-type]
 
+    @one_learner
     def learn(self, batches: Batch) -> Info:
         """Learn stacked batches `[rounds, rows, ...]`; return the sampler's Info, leaves `[rounds, ...]`."""
         state, infos = self.state, []
@@ -147,6 +155,7 @@ class Engine:
         self.state = state
         return told
 
+    @one_learner
     def relearn(self, data: Data, weight: ArrayLike | None = None) -> None:
         """Learn from rows that were learnt before: they teach the parameters, not calibration, scale or counts."""
         if getattr(self.sampler, "relearn", None) is None:
@@ -166,6 +175,8 @@ class Engine:
             static: hashable settings of `what`.
             others: arrays with as many rows as x.
         """
+        refuse_forked()
+        state = self.state  # one and the same for all rows, whatever another thread learns meanwhile
         arrays = as_rows((x, tuple(others)), self._dtype)
         rows, answers = row_count(arrays), []
         if not rows:
@@ -176,7 +187,7 @@ class Engine:
             stacked = jax.tree.map(
                 lambda a: a.reshape(ASK_ROUNDS, ASK_ROWS, *a.shape[1:]), padded(chunk, ASK_ROWS * ASK_ROUNDS)
             )
-            said = answer(self.sampler, what, static, self.state, stacked, np.int32(-(-here // ASK_ROWS)))
+            said = answer(self.sampler, what, static, state, stacked, np.int32(-(-here // ASK_ROWS)))
             said = jax.tree.map(lambda a: np.asarray(a).reshape(-1, *a.shape[2:]), said)
             answers.append(taken(said, slice(here)))
         return joined(answers)
@@ -195,10 +206,11 @@ class Engine:
             buffer = io.BytesIO()
             _Pickler(buffer).dump(self.sampler)
             sampler = buffer.getvalue()
-        held = {name: value for name, value in self.__dict__.items() if name != "_dtype"}
+        held = {name: value for name, value in without_mark(self.__dict__).items() if name != "_dtype"}
         return {**held, "state": state, "key": key, "sampler": sampler}
 
     def __setstate__(self, held: dict[str, Tree]) -> None:
+        refuse_forked()
         kind, data = held["key"]
         key = jax.random.wrap_key_data(jnp.asarray(data), impl=kind)
         state = jax.tree.map(jnp.asarray, held["state"])  # once, and not with every question

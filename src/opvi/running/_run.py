@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
+from opvi._forks import refuse_forked
 from opvi.flows.schedules import BatchRule, within_budget
 from opvi.running._cursor import Trail
 from opvi.running._engine import CHUNK_ROUNDS, Record, advance, one_round
@@ -89,6 +90,7 @@ def run(
             With another key, sampler or stream (their rows are hashed) it is refused.
         save_every: seconds between checkpoints, at least. One more is saved when the run ends, also by an error.
     """
+    refuse_forked()
     key = as_key(key)
     for name, value in (("rounds", rounds), ("every", every)):
         if value is not None and value < 1:

@@ -5,9 +5,9 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.scipy.linalg import cho_solve
 from jax.scipy.special import logsumexp
 
+from opvi._factors import solve_positive
 from opvi.predictive import StudentT
 from opvi.types import Array, Scalar
 
@@ -176,7 +176,7 @@ def _learn_shape(
     A = features * root
     AP = A @ known.shape_covariance
     S = AP @ A.T + 4 * jnp.eye(len(A), dtype=A.dtype)
-    gain = cho_solve((jnp.linalg.cholesky(S), True), AP).T
+    gain = solve_positive(S, AP).T
     wanted = jnp.log(squared / known.error + 1e-3)
     before = features @ known.shape
     shape = known.shape + gain @ ((wanted - before) * root[:, 0])

@@ -5,6 +5,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
+from opvi._factors import solve
 from opvi.types import Array, Scalar
 
 ROUND = 20  # rows that WANDERING refers to
@@ -49,7 +50,7 @@ def update(exponents: Exponents, log_p: Array, y: Array, weight: Array) -> Expon
     mean = jnp.einsum("kbc,bc->kb", f, p)
     away = f - mean[:, :, None]
     H = jnp.einsum("kbc,jbc->kj", away * (p * weight[:, None])[None], away)
-    P = jnp.linalg.solve(jnp.eye(len(beta), dtype=p.dtype) + P @ H, P)
+    P = solve(jnp.eye(len(beta), dtype=p.dtype) + P @ H, P)
     P = (P + P.T) / 2
     step = P @ jnp.einsum("kbc,bc->k", f, error)
     total = weight.sum()

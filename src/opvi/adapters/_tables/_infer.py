@@ -10,7 +10,8 @@ from opvi.adapters._tables._delimited import NUMBER
 from opvi.adapters._tables._first import First, Reading, settle
 from opvi.adapters._tables._schema import DAY, HASHED, SMALLEST_POSITIVE, Column, Schema, labels_of, waves_of
 from opvi.adapters._tables._source import named
-from opvi.adapters._tables._values import label, whole_or_text
+from opvi.adapters._tables._values import Values, label, whole_or_text
+from opvi.running._origin import origin_of
 
 FIRST_ROWS = 1_000
 MOST_FEATURES = 4_096
@@ -80,7 +81,12 @@ def infer_schema(
     if positive or counts:
         _check_positive(aim, task, counts)
     made = _schema(target, task, list(classes), labels, _columns(firsts, notes), notes)
-    return made._replace(spelling=aim.spelling, positive=positive, closed=closed, counts=counts)
+    shift = 0.0 if positive or counts or task != "regression" else _shift(aim.values("number"))
+    return made._replace(spelling=aim.spelling, positive=positive, closed=closed, counts=counts, shift=shift)
+
+
+def _shift(values: Values) -> float:
+    return float(origin_of(values.data[~values.missing & ~values.bad][:, None])[0])
 
 
 def infer_inputs(blocks: Iterable[Block], rows: int, reading: Reading = PLAINLY) -> Schema:
@@ -126,7 +132,8 @@ def _column(first: First, alone: bool) -> tuple[Column | None, str]:
     counts = len(data) >= COUNTED and sound.all() and data[0] == np.floor(data[0]) and (np.diff(data) == 1).all()
     if counts and not alone:
         return None, "left out: it counts the rows"
-    return Column(name, first.kind, gaps, float(np.mean(data))), note
+    shift = float(origin_of(data[:, None])[0]) if first.kind == "number" else 0.0
+    return Column(name, first.kind, gaps, float(np.mean(data)), shift=shift), note
 
 
 def _check_positive(first: First, task: str, counts: bool) -> None:

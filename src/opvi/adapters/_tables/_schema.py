@@ -38,6 +38,7 @@ class Column(NamedTuple):
     hours: bool = False  # of a date: whether there are times of day
     spelling: Spelling = PLAIN
     late: bool = False  # of a date: whether trend and season count only once a year has passed since `start`
+    shift: float = 0.0  # of a number: subtracted, because it lies far from 0
 
     @property
     def features(self) -> list[str]:
@@ -78,6 +79,7 @@ class Schema(NamedTuple):
     positive: bool = False  # whether the logarithm of the target is learnt
     closed: bool = False  # whether the user named all classes
     counts: bool = False  # whether the target counts something, and is learnt on `count_scale`
+    shift: float = 0.0  # subtracted from a number to predict, because it lies far from 0
 
     def to_json(self) -> Json:
         """Return plain lists, dictionaries, numbers and strings."""
@@ -155,7 +157,7 @@ class Schema(NamedTuple):
         learnt = np.asarray(learnt, float)
         if self.counts:
             return np.round(COUNT_BEND * np.sinh(learnt) ** 2 - COUNT_SHIFT)
-        return np.exp(learnt) if self.positive else learnt
+        return np.exp(learnt) if self.positive else learnt + self.shift
 
     def _target(self, block: Block, rows: int, reasons: dict[int, str]) -> np.ndarray:
         """Targets of all rows; what stands at those with a reason means nothing."""
@@ -176,7 +178,7 @@ class Schema(NamedTuple):
                 sound &= values.data >= SMALLEST_POSITIVE
                 _note(~sound, lambda i: f"{where}: {_value(array, i)} is not positive", reasons)
                 return np.log(np.where(sound, values.data, 1.0)).astype(np.float32)
-            return np.where(sound, values.data, 0.0).astype(np.float32)
+            return np.where(sound, values.data - self.shift, 0.0).astype(np.float32)
         codes, missing = labels_of(array, self.labels, self.classes, self.spelling)
         _note(missing, lambda _: f"{where} is missing", reasons)
         known = ", ".join(self.classes[:10]) + (", ..." if len(self.classes) > 10 else "")
@@ -250,7 +252,7 @@ def encode_column(column: Column, array: pa.Array, out: np.ndarray, reasons: dic
         else:
             _refuse_large(values.data, where, reasons)
             sound = np.abs(values.data) <= LARGEST_VALUE
-            out[:, 0] = values.data if sound.all() else np.where(sound, values.data, column.mean)
+            out[:, 0] = (values.data if sound.all() else np.where(sound, values.data, column.mean)) - column.shift
     if column.gaps:
         out[:, -1] = missing
     return missing

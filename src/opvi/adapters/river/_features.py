@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 
+from opvi.running._origin import origin_of
 from opvi.types import LARGEST_VALUE
 
 Row = Mapping[Hashable, Any]  # features by name
@@ -34,6 +35,7 @@ class Columns:
         self.texts: dict[Hashable, dict[str, int]] = {}
         self.count = 0  # columns in use
         self.blank: list[float] = []  # a row without features, as wide as the model
+        self.origin = np.zeros(0)  # subtracted from the columns, where they lie far from 0
         self.rows = 0  # met
         self.since: dict[Hashable, int] = {}  # rows met before each number
         self.there: Counter[Hashable] = Counter()  # rows with it
@@ -120,7 +122,14 @@ class Columns:
 
     def table(self, rows: Sequence[Row]) -> np.ndarray:
         """Rows `[n, width]`."""
-        return np.array([self.row(x) for x in rows], np.float32).reshape(len(rows), -1)
+        return (self._table(rows) - self.origin).astype(np.float32)
+
+    def settle(self, rows: Sequence[Row], known: int) -> None:
+        """Choose what is subtracted from the columns after the first `known`, where they lie far from 0."""
+        self.origin = np.concatenate([self.origin[:known], origin_of(self._table(rows))[known:]])
+
+    def _table(self, rows: Sequence[Row]) -> np.ndarray:
+        return np.array([self.row(x) for x in rows], np.float64).reshape(len(rows), -1)
 
 
 class Dates:

@@ -1,6 +1,7 @@
 """What both River models share: a table of features, rows that wait, and an engine."""
 
 import math
+import threading
 from collections.abc import Callable, Hashable, Sequence
 from typing import Any
 
@@ -10,6 +11,7 @@ import numpy as np
 
 from opvi.adapters.river._features import Columns, Dates, Row
 from opvi.running import Engine
+from opvi.running._learners import one_learner, sole_learner, without_mark
 from opvi.tracking._layers import checked_widths
 from opvi.types import ArrayLike, Sampler, State, Tree
 
@@ -66,6 +68,7 @@ class OnlineModel:
     def _state(self) -> Any:
         return None if self._engine is None else self._engine.state
 
+    @one_learner
     def _wait(self, x: Row, y: Any, w: float) -> None:
         if not 0 <= w < math.inf:
             raise ValueError(f"`w` is {w}, but a row counts a finite number of times, at least 0.")
@@ -74,13 +77,26 @@ class OnlineModel:
             if len(self._waiting) >= self.buffer:
                 self.flush()
 
+    @one_learner
     def learn_many(self, X: Frame, y: Series) -> None:
         """Learn from the rows of a data frame, in their order."""
         for row, target in zip(rows_of(X), y.to_list(), strict=True):
             self.learn_one(row, target)  # type: ignore[attr-defined]
 
+    @property
+    def _turn(self) -> threading.RLock:
+        """Columns and the model change together: a prediction waits while a batch is learnt."""
+        return self.__dict__.setdefault("_lock", threading.RLock())
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {name: value for name, value in without_mark(self.__dict__).items() if name != "_lock"}
+
     def flush(self) -> None:
         """Learn from the rows that wait, however few there are."""
+        with sole_learner(self), self._turn:
+            self._flush()
+
+    def _flush(self) -> None:
         if not self._waiting:
             return
         rows, targets, weights = zip(*self._waiting, strict=True)
@@ -102,6 +118,7 @@ class OnlineModel:
 
     def _make_room(self, rows: Sequence[Row]) -> None:
         """A model wide enough for these rows; one that has learnt already is carried over."""
+        known = self._columns.count
         fresh = self._columns.meet(rows)
         sizes = self._needed()
         if self._engine is None:
@@ -116,6 +133,7 @@ class OnlineModel:
             self._sizes = tuple(grown)
             self._engine = self._begun(self._widened(self._begun(None).state))
         self._columns.widen(self._sizes[0])
+        self._columns.settle(rows, known)
         if fresh:
             self._introduce(fresh, self._columns.table(rows))
         self._means = np.asarray(self._state.moments.mean)
@@ -137,8 +155,9 @@ class OnlineModel:
 
     def _asked(self, what: Callable[..., Tree], rows: Sequence[Row]) -> Any:
         """What a function says about the predictive at some rows: arrays `[rows, …]`."""
-        rows = [self._dates.numbers(x) for x in rows]
-        return self._engine.ask(self._filled(rows), what)  # type: ignore[union-attr]
+        with self._turn:
+            rows = [self._dates.numbers(x) for x in rows]
+            return self._engine.ask(self._filled(rows), what)  # type: ignore[union-attr]
 
     @property
     def _raw_memory_usage(self) -> int:

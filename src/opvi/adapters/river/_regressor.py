@@ -9,6 +9,7 @@ from river import base
 from opvi.adapters.river._distribution import PredictiveDistribution
 from opvi.adapters.river._model import Frame, OnlineModel, Row, Series, rows_of, series_like
 from opvi.predictive import Predictive, StudentT
+from opvi.running._origin import origin_of
 from opvi.tracking import regressor
 from opvi.tracking._regressor import BUDGET, EARLY_ROWS
 from opvi.tracking._widening import widened_regressor
@@ -66,6 +67,7 @@ class Regressor(OnlineModel, base.MiniBatchRegressor):
         seed: int | None = None,
     ):
         self.warm_up = warm_up
+        self._target_origin = 0.0  # subtracted from y, where it lies far from 0
         self._start((1,), hidden, n_particles, half_life, buffer, max_features, seed)
 
     def _sampler(self, sizes: tuple[int, ...]) -> Sampler:
@@ -82,7 +84,10 @@ class Regressor(OnlineModel, base.MiniBatchRegressor):
         return widened_regressor(self._state, fresh, self.hidden)
 
     def _targets(self, y: list[Any]) -> np.ndarray:
-        return np.array(y, np.float32)
+        values = np.array(y, np.float64)
+        if self._engine is None:  # the first rows
+            self._target_origin = float(origin_of(values[:, None])[0])
+        return values - self._target_origin
 
     def learn_one(self, x: Row, y: float, w: float = 1.0) -> None:
         """Learn from a row, or keep it until there are `buffer` of them. It counts `w` times."""
@@ -104,14 +109,15 @@ class Regressor(OnlineModel, base.MiniBatchRegressor):
             spread = np.var([y for _, y, _ in self._waiting]) if len(self._waiting) > 1 else 1.0
             return PredictiveDistribution([guess], [spread or 1.0], [4.0]) if with_dist else guess
         if not with_dist:
-            return float(self._asked(Predictive.mean, [x])[0])
+            return float(self._asked(Predictive.mean, [x])[0]) + self._target_origin
         mean, variance, dof = (leaf[0] for leaf in self._asked(_components, [x]))
-        return PredictiveDistribution(mean, variance, dof, self.n_rows_seen, self.seed)
+        return PredictiveDistribution(
+            mean.astype(float) + self._target_origin, variance, dof, self.n_rows_seen, self.seed
+        )
 
     def predict_many(self, X: Frame) -> Series:
         """The predictive means of the rows of a data frame."""
         rows = rows_of(X)
-        values = (
-            np.full(len(rows), self._guess()) if self._state is None or not rows else self._asked(Predictive.mean, rows)
-        )
-        return series_like(X, values.astype(float))
+        if self._state is None or not rows:
+            return series_like(X, np.full(len(rows), self._guess()))
+        return series_like(X, self._asked(Predictive.mean, rows).astype(float) + self._target_origin)

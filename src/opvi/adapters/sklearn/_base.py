@@ -12,6 +12,8 @@ from sklearn.utils.validation import _check_sample_weight, check_is_fitted, vali
 
 from opvi.adapters.sklearn._frames import collected, encoded, is_frame, is_plain, understood
 from opvi.running import Engine
+from opvi.running._learners import without_mark
+from opvi.running._origin import FIRST, origin_of
 from opvi.running._rows import joined
 from opvi.tracking import remembering
 from opvi.tracking._names import named_parameters
@@ -33,9 +35,10 @@ def whole(name: str, value: object, least: int) -> int:
     return int(value)
 
 
-def _dense(X: ArrayLike, rows: slice | np.ndarray) -> np.ndarray:
+def _dense(X: ArrayLike, rows: slice | np.ndarray, origin: np.ndarray) -> np.ndarray:
     part = X[rows]
-    return np.asarray(part.toarray() if issparse(part) else part, np.float32)
+    part = part.toarray() if issparse(part) else part
+    return np.asarray(part - origin if origin.any() else part, np.float32)
 
 
 def _sound(a: np.ndarray) -> bool:
@@ -48,6 +51,8 @@ class OnlineEstimator(BaseEstimator):
 
     _engine: Engine
     _schema: "Schema | None" = None  # how a data frame becomes numbers
+    _origin = np.zeros(1)  # subtracted from X, where it lies far from 0
+    _target_origin = 0.0  # and from y
 
     # --- the sampler and its state ------------------------------------------------------------
 
@@ -74,6 +79,7 @@ class OnlineEstimator(BaseEstimator):
         seed = random if isinstance(random, int | np.integer) else check_random_state(random).randint(2**31 - 1)
         self._width, self._seed = sizes[0], int(seed)
         self._engine = Engine(sampler, self._seed, batch=BATCH)
+        self._origin, self._target_origin = np.zeros(1), 0.0
         self.n_rows_seen_ = 0
 
     def _remembering(self, sampler: Sampler) -> Sampler:
@@ -96,6 +102,9 @@ class OnlineEstimator(BaseEstimator):
     def posterior_(self) -> dict[str, np.ndarray]:
         """The particles by the names of their parameters, `[n_particles, …]`, for standardised X (and y)."""
         return named_parameters(self.state_, self._hidden)
+
+    def __getstate__(self) -> dict[str, Any]:
+        return without_mark(super().__getstate__())
 
     def _check_fitted(self) -> None:
         if not hasattr(self, "_engine"):  # scikit-learn's own check takes longer than the rest of a call
@@ -188,12 +197,17 @@ class OnlineEstimator(BaseEstimator):
         if not (weight >= 0).all():
             raise ValueError("`sample_weight` holds a negative number, but a row counts at least 0 times.")
         order = there = np.flatnonzero(weight)  # a row of weight 0 is not there: it takes no place in a batch either
+        if not self.n_rows_seen_ and len(there):
+            first = X[there[:FIRST]]
+            self._origin = np.zeros(1) if issparse(X) else origin_of(first)
+            self._target_origin = float(origin_of(y[there][:, None])[0]) if y.dtype.kind == "f" else 0.0
+        y = y - self._target_origin if self._target_origin else y
         random = np.random.default_rng(self._seed) if fitting and self.shuffle else None
         for turn in range(passes if len(there) else 0):
             if random is not None:
                 order = random.permutation(there)
             for rows in _blocks(order, X.shape[1]):
-                data = _dense(X, rows), y[rows]
+                data = _dense(X, rows, self._origin), y[rows]
                 if turn:
                     self._engine.relearn(data, weight[rows])
                 else:
@@ -217,8 +231,21 @@ class OnlineEstimator(BaseEstimator):
         size = ASK_ROWS if issparse(X) else X.shape[0]
         parts = (slice(start, start + size) for start in range(0, X.shape[0], size))
         return joined(
-            [self._engine.ask(_dense(X, part), what, *static, others=tuple(a[part] for a in others)) for part in parts]
+            [
+                self._engine.ask(_dense(X, part, self._origin), what, *static, others=tuple(a[part] for a in others))
+                for part in parts
+            ]
         )
+
+    def _located(self, values: np.ndarray) -> np.ndarray:
+        """Values of y as the model knows them, where y lies."""
+        return values.astype(np.float64) + self._target_origin if self._target_origin else values
+
+    @property
+    def origin_(self) -> tuple[np.ndarray, float]:
+        """What is subtracted from X and y before `tracker_` sees them, because they lie far from 0; mostly 0."""
+        self._check_fitted()
+        return np.broadcast_to(self._origin, self._width), self._target_origin
 
 
 def _blocks(order: np.ndarray, columns: int) -> Iterator[np.ndarray]:

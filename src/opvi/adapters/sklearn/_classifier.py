@@ -12,6 +12,7 @@ from opvi.adapters._carried import carried, room_for
 from opvi.adapters.sklearn._base import BATCH, OnlineEstimator
 from opvi.predictive import Predictive, Uncertainty
 from opvi.running import Engine
+from opvi.running._learners import one_learner
 from opvi.tracking import classifier
 from opvi.types import Array, ArrayLike, Sampler, Seed
 
@@ -86,7 +87,7 @@ class OPVIClassifier(ClassifierMixin, OnlineEstimator):
             sampler = self._remembering(classifier(self._width, room, **settings))
             engine = Engine(sampler, self._seed, batch=BATCH)
             engine.state, self._room = carried(self._engine.state, engine.state), room
-            self._engine = engine
+            self._engine = engine  # before the classes: whoever predicts meanwhile takes those first
         self._met, self.classes_ = met, np.sort(met)
 
     def _numbers(self, y: np.ndarray) -> np.ndarray:
@@ -94,6 +95,7 @@ class OPVIClassifier(ClassifierMixin, OnlineEstimator):
         index = np.searchsorted(self.classes_, y).clip(max=len(self.classes_) - 1)
         return np.argsort(self._met)[index].astype(np.int32)
 
+    @one_learner
     def fit(self, X: ArrayLike, y: ArrayLike, sample_weight: ArrayLike = None) -> Self:
         """Forget everything, and learn from these rows in `n_epochs` passes."""
         X, y = self._checked_pair(X, y, reset=True, numeric=False)
@@ -101,6 +103,7 @@ class OPVIClassifier(ClassifierMixin, OnlineEstimator):
         self._start(X, np.unique(y))
         return self._learn(X, self._numbers(y), sample_weight, passes=self.n_epochs, fitting=True)
 
+    @one_learner
     def partial_fit(
         self, X: ArrayLike, y: ArrayLike, classes: ArrayLike = None, sample_weight: ArrayLike = None
     ) -> Self:
@@ -124,8 +127,14 @@ class OPVIClassifier(ClassifierMixin, OnlineEstimator):
 
     def predict_log_proba(self, X: ArrayLike) -> np.ndarray:
         """Log probabilities, `[rows, classes]`, in the order of `classes_`."""
-        log_p = self._predicted(_summary, X)[0].astype(float)[:, np.argsort(self._met)]
-        return log_p - np.logaddexp.reduce(log_p, axis=1, keepdims=True)
+        return self._log_proba(X)[0]
+
+    def _log_proba(self, X: ArrayLike) -> tuple[np.ndarray, np.ndarray]:
+        """The same, and the classes that they are about."""
+        self._check_fitted()
+        met = self._met
+        log_p = self._predicted(_summary, X)[0].astype(float)[:, np.argsort(met)]
+        return log_p - np.logaddexp.reduce(log_p, axis=1, keepdims=True), np.sort(met)
 
     def predict_proba(self, X: ArrayLike) -> np.ndarray:
         """Probabilities, `[rows, classes]`, in the order of `classes_`."""
@@ -133,8 +142,8 @@ class OPVIClassifier(ClassifierMixin, OnlineEstimator):
 
     def predict(self, X: ArrayLike) -> np.ndarray:
         """The most probable class of each row."""
-        index = self.predict_log_proba(X).argmax(1)
-        return self.classes_[index]
+        log_p, classes = self._log_proba(X)
+        return classes[log_p.argmax(1)]
 
     def decompose(self, X: ArrayLike) -> Uncertainty:
         """The entropy of each row's prediction in two parts, in nats: what more data would take away, and the rest."""
@@ -142,15 +151,16 @@ class OPVIClassifier(ClassifierMixin, OnlineEstimator):
 
     def log_predictive_density(self, X: ArrayLike, y: ArrayLike) -> np.ndarray:
         """The log probability of each row's label."""
-        log_p, y = self.predict_log_proba(X), column_or_1d(y)
+        (log_p, classes), y = self._log_proba(X), column_or_1d(y)
         check_consistent_length(log_p, y)
-        known = np.isin(y, self.classes_)
+        known = np.isin(y, classes)
         if not known.all():
-            raise ValueError(f"y holds {np.unique(y[~known])[:5]}, but the classes so far are {self.classes_[:20]}.")
-        return log_p[np.arange(len(y)), np.searchsorted(self.classes_, y)]
+            raise ValueError(f"y holds {np.unique(y[~known])[:5]}, but the classes so far are {classes[:20]}.")
+        return log_p[np.arange(len(y)), np.searchsorted(classes, y)]
 
     def sample_y(self, X: ArrayLike, n_samples: int = 1, random_state: int = 0) -> np.ndarray:
         """Draws of the label of each row, `[rows, n_samples]`."""
-        below = np.cumsum(self.predict_proba(X), axis=1)[:, None, :-1]
+        log_p, classes = self._log_proba(X)
+        below = np.cumsum(np.exp(log_p), axis=1)[:, None, :-1]
         level = np.random.default_rng(random_state).random((len(below), n_samples, 1))
-        return self.classes_[(level > below).sum(2)]
+        return classes[(level > below).sum(2)]

@@ -11,6 +11,7 @@ from sklearn.utils.validation import check_consistent_length, column_or_1d
 
 from opvi.adapters.sklearn._base import OnlineEstimator, whole
 from opvi.predictive import Predictive, Uncertainty
+from opvi.running._learners import one_learner
 from opvi.tracking import regressor
 from opvi.tracking._regressor import EARLY_ROWS
 from opvi.types import Array, ArrayLike, Sampler, Seed
@@ -73,12 +74,14 @@ class OPVIRegressor(RegressorMixin, OnlineEstimator):
     def _made(self, *sizes: int) -> Sampler:
         return regressor(*sizes, **self._settings(), warm_up=whole("warm_up", self.warm_up, 0))
 
+    @one_learner
     def fit(self, X: ArrayLike, y: ArrayLike, sample_weight: ArrayLike = None) -> Self:
         """Forget everything, and learn from these rows in `n_epochs` passes."""
         X, y = self._checked_pair(X, y, reset=True, numeric=True)
         self._begin(X.shape[1])
         return self._learn(X, y, sample_weight, passes=self.n_epochs, fitting=True)
 
+    @one_learner
     def partial_fit(self, X: ArrayLike, y: ArrayLike, sample_weight: ArrayLike = None) -> Self:
         """Learn from these rows, in their order, on top of all before."""
         first = not hasattr(self, "_engine")
@@ -90,6 +93,7 @@ class OPVIRegressor(RegressorMixin, OnlineEstimator):
     def predict(self, X: ArrayLike, return_std: bool = False) -> np.ndarray | tuple[np.ndarray, np.ndarray]:
         """The predictive mean of each row; with `return_std` its standard deviation too: parameters and noise."""
         mean, epistemic, aleatoric = self._predicted(_summary, X)
+        mean = self._located(mean)
         return (mean, np.sqrt(epistemic + aleatoric)) if return_std else mean
 
     def decompose(self, X: ArrayLike) -> Uncertainty:
@@ -101,7 +105,7 @@ class OPVIRegressor(RegressorMixin, OnlineEstimator):
         levels = tuple(float(q) for q in np.atleast_1d(np.asarray(quantiles, float)))
         if not levels or not all(0 < q < 1 for q in levels):
             raise ValueError(f"`quantiles` is {quantiles!r}, but levels must lie strictly between 0 and 1.")
-        return self._predicted(_quantiles, X, levels)
+        return self._located(self._predicted(_quantiles, X, levels))
 
     def predict_interval(self, X: ArrayLike, coverage: float = 0.9) -> tuple[np.ndarray, np.ndarray]:
         """The ends of each row's central interval that holds y with probability `coverage`."""
@@ -113,7 +117,7 @@ class OPVIRegressor(RegressorMixin, OnlineEstimator):
     def log_predictive_density(self, X: ArrayLike, y: ArrayLike) -> np.ndarray:
         """The log predictive density of each row's y, tails included."""
         X = self._checked(X)
-        y = column_or_1d(y, dtype=np.float32)
+        y = column_or_1d(y, dtype=np.float64) - self._target_origin
         check_consistent_length(X, y)
         assert_all_finite(y, input_name="y")
         return self._asked(Predictive.log_density, X, others=(y,))
@@ -122,4 +126,4 @@ class OPVIRegressor(RegressorMixin, OnlineEstimator):
         """Draws of y at each row, `[rows, n_samples]`."""
         X = self._checked(X)
         count = whole("n_samples", n_samples, 1)
-        return self._asked(_draws, X, count, int(random_state), others=(np.arange(X.shape[0]),))
+        return self._located(self._asked(_draws, X, count, int(random_state), others=(np.arange(X.shape[0]),)))

@@ -2,14 +2,13 @@
 
 import argparse
 import shlex
-import signal
 import sys
-from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from opvi.app.cli._common import CommandError, Commands, above_zero, address, between, explained, positive, prepare
+from opvi.app.cli._signals import EXIT, handled
 from opvi.app.cli._targets import learn_each, runs_in
 
 if TYPE_CHECKING:  # loading them takes a second, which `opvi --help` must not
@@ -18,7 +17,6 @@ if TYPE_CHECKING:  # loading them takes a second, which `opvi --help` must not
     from opvi.app.learn._starting import Asked, Ready
     from opvi.app.report._server import Server
 
-EXIT = {"SIGINT": 130, "SIGTERM": 143}  # what a shell reports
 # Options that are settled when a run begins.
 SHAPING = (
     *("task", "classes", "leave_out", "first_rows", "decimal", "thousands", "date_format", "na", "fold_case"),
@@ -132,7 +130,8 @@ def learn(options: argparse.Namespace) -> int:
     stop = Stop()
     with explained(folder):
         try:
-            with _signals(stop), alone(run, _asked(options), stop) as made:
+            with handled(stop, again) as deadline, alone(run, _asked(options), stop) as made:
+                deadline.lossless = not made.source.once
                 before = made.learner.summary().alarm_count
                 _learn(made, stop, folder, options)
         except Stopped as why:
@@ -232,15 +231,3 @@ def _end(learner: "Learner", folder: Path) -> None:
     name = shlex.quote(str(folder))
     console.print(f"Predict:  opvi predict {name} NEW_ROWS.csv -o predictions.csv", highlight=False, soft_wrap=True)
     console.print(f"Look:     opvi report {name}", highlight=False, soft_wrap=True)
-
-
-@contextmanager
-def _signals(stop: "Stop") -> Iterator[None]:
-    """SIGINT and SIGTERM end the run at the next good moment."""
-    names = (signal.SIGINT, signal.SIGTERM)
-    before = [signal.signal(name, stop) for name in names]
-    try:
-        yield
-    finally:
-        for name, handler in zip(names, before, strict=True):
-            signal.signal(name, handler)

@@ -6,7 +6,7 @@ import re
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import NamedTuple, Self
+from typing import Self
 
 import numpy as np
 
@@ -18,6 +18,7 @@ from opvi.app.learn._columns import ColumnSums
 from opvi.app.learn._directory import METRICS, RunDirectory, RunError
 from opvi.app.learn._figures import Figures
 from opvi.app.learn._model import Settings, check_columns, described, describes, later, model
+from opvi.app.learn._places import Place
 from opvi.app.learn._stopping import Stop, Stopped, blocks_of
 from opvi.app.learn._telling import Teller
 from opvi.running import CheckpointError, Checkpoints, Engine, Fed
@@ -37,23 +38,6 @@ Show = Callable[["Learner", float | None], None]  # called with the learner and 
 
 
 SERVED = "opvi serve"  # the name, among a run's sources, of rows that came over HTTP
-
-
-class Place(NamedTuple):
-    """How far a source was read."""
-
-    name: str
-    fingerprint: str | None
-    format: str | None
-    row: int  # the next to read
-    position: int = 0  # the rest of the cursor; an older opvi had none
-    digest: str | None = None
-    unended: bool = False  # whether the last row had no end of a line, and may have been learnt before it was whole
-
-    def after(self, source: RowSource, block: Block) -> "Place":
-        """Return the place behind a block that was learnt."""
-        cursor = source.passed(block)
-        return Place(self.name, source.fingerprint, self.format, *cursor, block.unended)
 
 
 class Learner:
@@ -214,6 +198,7 @@ class Learner:
             self.teller.source = source
         rows, share = min(ROWS, FEW_ROWS), 0.0
         try:
+            done = self._learn_held(stop) and done
             for block in itertools.chain(first, blocks_of(source, stop)):
                 done = False
                 check_columns(self.schema, block, source.name)
@@ -229,8 +214,11 @@ class Learner:
                     show(self, _between(share, block.share, 1 - (end - start) / block.rows))
                     took = time.perf_counter() - began
                     rows = min(ROWS, 2 * rows) if took < QUICK else max(BATCH, rows // 2) if took > SLOW else rows
-                    if not source.once or start >= end:  # what a pipe gave is learnt: it cannot be read again
-                        stop.check()
+                    if stop.asked and source.once and start < end:  # what a pipe gave cannot be read again: it is kept
+                        rest = cut(block, start, end)
+                        self.take(rest, learn=False)
+                        self.places[-1] = self.places[-1].after(source, rest)
+                    stop.check()
                     if self.pace.due():
                         self.save()
                 share = block.share or 0.0
@@ -244,17 +232,41 @@ class Learner:
             self.save()
             raise
 
-    def take(self, block: Block) -> None:
-        """Learn the rows of a block and set the bad ones aside; or raise an error, and nothing has changed."""
-        self.absorb(*met(self.schema, block))
+    def _learn_held(self, stop: Stop) -> bool:
+        """Learn rows that a pipe gave before the run was stopped; return whether there were none."""
+        x, y = self.waiting
+        if len(y) < BATCH:
+            return True
+        self.waiting = x[:0], y[:0]
+        for start in range(0, len(y), BATCH):
+            try:
+                self._feed(x[start : start + BATCH], y[start : start + BATCH])
+            except BaseException:
+                self._hold(x[start:], y[start:])
+                raise
+            if self.teller is not None:
+                self.teller.flush(self.schema)
+            if stop.asked:
+                self._hold(x[start + BATCH :], y[start + BATCH :])
+                stop.check()
+        return False
 
-    def absorb(self, schema: Schema, encoded: Encoded) -> None:
+    def _hold(self, x: np.ndarray, y: np.ndarray) -> None:
+        """Keep rows for later, in the checkpoint."""
+        self.waiting = np.concatenate([self.waiting[0], x]), np.concatenate([self.waiting[1], y])
+
+    def take(self, block: Block, learn: bool = True) -> None:
+        """Learn the rows of a block, or hold them; set the bad ones aside. Or raise an error, and nothing has changed."""
+        self.absorb(*met(self.schema, block), learn=learn)
+
+    def absorb(self, schema: Schema, encoded: Encoded, learn: bool = True) -> None:
         """Do the same with rows that are numbers already; `schema` has the classes that they brought."""
         written = self._set_aside(encoded.rejected, self.places[-1].name)
         if encoded.y is not None:
             if self.teller is not None:
                 self.teller.expect(encoded.row)
-            self._feed(encoded.x, encoded.y)
+            learn = learn or (schema.task == "classification" and bool((encoded.y >= self.room).any()))
+            (self._feed if learn else self._hold)(encoded.x, encoded.y)
         self.schema = schema
         if self.teller is not None:
             self.teller.flush(schema)
@@ -301,7 +313,7 @@ class Learner:
     def count(self, fed: Fed | None) -> None:
         """Add what was predicted for batches to the figures."""
         if fed is not None:
-            if self.schema.task == "regression":  # figures are of the target, not of its logarithm
+            if self.schema.positive or self.schema.counts:  # figures are of the target, not of its logarithm
                 fed = fed._replace(data=(fed.data[0], self.schema.targets(fed.data[1])))
             self.scores = scoring.add(self.scores, self.schema.task, fed)
             self.figures = self.figures.add(self.schema.task, fed)

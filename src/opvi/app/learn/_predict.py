@@ -108,7 +108,11 @@ def predicted(engine: Engine, schema: Schema, x: np.ndarray, levels: tuple[float
     if schema.task == "regression":
         names = ["mean", "sd", *(f"q{q:g}" for q in levels)]
         what = _count_numbers if schema.counts else _positive_numbers if schema.positive else _numbers
-        return dict(zip(names, engine.ask(asked, what, levels)[: len(x)].T, strict=True))
+        said = engine.ask(asked, what, levels)[: len(x)].T
+        return {
+            name: values.astype(np.float64) + schema.shift if schema.shift and name != "sd" else values
+            for name, values in zip(names, said, strict=True)
+        }
     probabilities = engine.ask(asked, Predictive.probabilities)[: len(x), : len(schema.classes)]
     probabilities = probabilities / probabilities.sum(1, keepdims=True)  # a model may have room for more classes
     named = np.array(schema.classes, object)[probabilities.argmax(1)]

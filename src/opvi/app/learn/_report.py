@@ -9,7 +9,7 @@ import numpy as np
 from opvi.app.learn import _scores as scoring
 from opvi.app.learn._model import widths
 from opvi.app.learn._predict import Learnt
-from opvi.app.report import Contents, effects, projection
+from opvi.app.report import Contents, Effect, effects, projection
 from opvi.tracking import kept_rows
 
 
@@ -92,7 +92,23 @@ def contents(known: Learnt, title: str, command: str) -> Contents:
     sample = np.asarray(kept_rows(state)[0])
     if not len(sample):
         return made
+    found = effects(known.sampler, state, sample, schema.features, schema.origin, classes)
+    shifts = {column.name: column.shift for column in schema.columns}
     return made._replace(
-        effects=effects(known.sampler, state, sample, schema.features, schema.origin, classes),
+        effects=[_located(effect, shifts.get(effect.feature, 0.0), schema.shift) for effect in found],
         posterior=projection(known.sampler, state, sample, schema.features, classes),
     )
+
+
+def _located(effect: Effect, along: float, up: float) -> Effect:
+    """An effect where the column and the target lie; the model knows them shifted."""
+    if along:
+        values = [float(v) + along for v in effect.values]
+        names = [f"{v:.12g}" for v in values]  # of two values
+        seen = [v + along for v in effect.seen]
+        effect = effect._replace(values=names if effect.kind == "text" else values, seen=seen)
+    if up:
+        mean, low, high = ([[y + up for y in line] for line in part] for part in (effect.mean, effect.low, effect.high))
+        missing = [(m + up, a + up, b + up) for m, a, b in effect.missing]
+        effect = effect._replace(mean=mean, low=low, high=high, missing=missing)
+    return effect

@@ -46,19 +46,19 @@ class Sink(Protocol):
 def told(schema: Schema, fed: Fed, ids: list[str]) -> list[Json]:
     """Return what was predicted for the rows of batches: plain values, None where nothing was known yet."""
     there, known = fed.weight > 0, counted(fed)
-    said, y = fed.info.predicted, np.asarray(fed.data[1])[there].tolist()
+    said, y = fed.info.predicted, np.asarray(fed.data[1])[there]
     columns: dict[str, list[Any]] = {"id": ids, "log_density": np.asarray(said.log_density, float)[there].tolist()}
     if schema.task == "regression":
         columns |= {
-            "y": y,
-            "mean": np.asarray(said.mean, float)[there].tolist(),
+            "y": (y.astype(float) + schema.shift).tolist(),
+            "mean": (np.asarray(said.mean, float)[there] + schema.shift).tolist(),
             "level": np.asarray(said.level, float)[there].tolist(),
         }
     else:
         p = np.asarray(said.probabilities)[there][:, : len(schema.classes)]
         named = p.argmax(1).tolist()
         columns |= {
-            "y": [schema.classes[code] for code in y],
+            "y": [schema.classes[code] for code in y.tolist()],
             "prediction": [schema.classes[code] for code in named],
             "probability": p[np.arange(len(p)), named].astype(float).tolist(),
         }

@@ -1,0 +1,160 @@
+"""Models in threads: do they end, with the same bits, and how fast are they? `python -m benchmarks.threads`.
+
+`hangs` runs each case many times with 2 and 4 threads; before matrices were factored one at a time, networks by
+`opvi.gauss_newton` never ended. `soak` lets four threads learn and eight predict.
+"""
+
+import argparse
+import faulthandler
+import json
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+
+import opvi
+from benchmarks.machine import machine
+from benchmarks.memory import resident_mb
+from opvi.adapters.sklearn import OPVIRegressor
+from opvi.predictive import Predictive
+from opvi.running import Engine
+
+PATIENCE = 300.0  # seconds without progress that count as a hang
+ROWS = 640
+
+
+def data(rows: int = ROWS) -> tuple[np.ndarray, np.ndarray]:
+    """Rows of a small regression."""
+    rng = np.random.default_rng(0)
+    X = rng.normal(size=(rows, 5))
+    return X, np.sin(X[:, 0]) + X[:, 1] + rng.normal(size=rows) / 10
+
+
+def cases() -> dict[str, Callable[[int], np.ndarray]]:
+    """What hung, and what is like it: a function of the seed that learns and returns its particles."""
+    X, y = data()
+
+    def run(sampler: opvi.types.Sampler, size: int, **more: Any) -> Callable[[int], np.ndarray]:
+        return lambda seed: np.asarray(opvi.run(sampler, opvi.stream((X, y), size), seed, **more)[0].particles)
+
+    network = opvi.mlp(5, (10,), opvi.gaussian(0.5))
+    return {
+        "regressor, batches of 32": run(opvi.regressor(5), 32),
+        "linear regressor, batches of 100": run(opvi.regressor(5, hidden=()), 100),
+        "gauss_newton, 40 networks": run(opvi.gauss_newton(network), 32, particles=40),
+        "kfac, 40 networks": run(opvi.kfac(network), 32, particles=40),
+        "OPVIRegressor(n_particles=40)": lambda seed: np.asarray(
+            OPVIRegressor(n_particles=40, random_state=seed).fit(X, y).state_.particles
+        ),
+    }
+
+
+def hangs(runs: int, only: str | None) -> dict[str, Any]:
+    """Each case so often in 2 and in 4 threads."""
+    out = {}
+    for name, case in cases().items():
+        if only and only not in name:
+            continue
+        expected = [case(seed) for seed in range(4)]
+        alone = _seconds(lambda case=case: case(0))
+        told: dict[str, Any] = {"alone_seconds": alone}
+        for threads in (2, 4):
+            same, began = 0, time.perf_counter()
+            for _ in range(runs):
+                faulthandler.dump_traceback_later(PATIENCE, exit=True)  # a hang ends here, with all stacks
+                found = _together([lambda seed=seed, case=case: case(seed) for seed in range(threads)])
+                same += all(np.array_equal(a, b) for a, b in zip(found, expected, strict=False))
+            seconds = (time.perf_counter() - began) / runs
+            told[f"{threads} threads"] = {"runs": runs, "hangs": 0, "same_bits": same, "seconds": round(seconds, 4)}
+            told[f"{threads} threads"]["times_faster"] = round(threads * alone / seconds, 2)
+        faulthandler.cancel_dump_traceback_later()
+        out[name] = told
+        print(name, told, flush=True)
+    return out
+
+
+def _seconds(work: Callable[[], Any]) -> float:
+    times = []
+    for _ in range(5):
+        began = time.perf_counter()
+        work()
+        times.append(time.perf_counter() - began)
+    return round(min(times), 4)
+
+
+def _together(tasks: list[Callable[[], Any]]) -> list[Any]:
+    out: list[Any] = [None] * len(tasks)
+
+    def work(place: int) -> None:
+        out[place] = tasks[place]()
+
+    threads = [threading.Thread(target=work, args=(place,), daemon=True) for place in range(len(tasks))]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    return out
+
+
+def soak(minutes: float) -> dict[str, Any]:
+    """Four threads learn a model each, eight predict; rows are counted, memory is watched."""
+    X, y = data(2000)
+    engines = [Engine(opvi.regressor(5, hidden=(10,), particles=4), seed) for seed in range(4)]
+    stop, fed, asked, memory = threading.Event(), [0] * 4, [0] * 8, []
+
+    def learn(place: int) -> None:
+        while not stop.is_set():
+            engines[place].feed((X, y))
+            fed[place] += len(y)
+
+    def read(place: int) -> None:
+        while not stop.is_set():
+            said = engines[place % 4].ask(np.ones((1500, 5)), Predictive.mean)
+            assert (said == said[0]).all()
+            asked[place] += 1
+            time.sleep(0.01)
+
+    for engine in engines:
+        engine.feed((X, y))
+    works = [lambda i=i: learn(i) for i in range(4)] + [lambda i=i: read(i) for i in range(8)]
+    threads = [threading.Thread(target=work, daemon=True) for work in works]
+    for thread in threads:
+        thread.start()
+    until = time.monotonic() + 60 * minutes
+    while time.monotonic() < until:
+        before = sum(fed) + sum(asked)
+        time.sleep(min(15.0, 6 * minutes))
+        memory.append(round(resident_mb("VmRSS")))
+        faulthandler.dump_traceback_later(PATIENCE, exit=True)
+        assert sum(fed) + sum(asked) > before
+    stop.set()
+    for thread in threads:
+        thread.join()
+    faulthandler.cancel_dump_traceback_later()
+    exact = [int(engine.state.rows) == rows + 2000 for engine, rows in zip(engines, fed, strict=True)]
+    return {"minutes": minutes, "rows": fed, "rows_exact": all(exact), "questions": sum(asked), "memory_mb": memory}
+
+
+def main() -> None:
+    """Measure, and write `threads.json`."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--runs", type=int, default=50)
+    parser.add_argument("--minutes", type=float, default=30.0)
+    parser.add_argument("--only", help="cases whose name holds this")
+    parser.add_argument("--out", type=Path)
+    options = parser.parse_args()
+    found: dict[str, Any] = {"machine": machine("python -m benchmarks.threads"), "jaxlib": jax.lib.__version__}
+    found["hangs"] = hangs(options.runs, options.only)
+    if options.minutes:
+        found["soak"] = soak(options.minutes)
+        print(found["soak"])
+    if options.out:
+        (options.out / "threads.json").write_text(json.dumps(found, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()

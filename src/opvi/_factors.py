@@ -1,0 +1,72 @@
+"""Matrices factored one at a time inside compiled programs, because batches of LAPACK calls can hang.
+
+Up to jaxlib 0.10 a CPU shares a batch of LAPACK calls out among XLA's threads and waits for them in one of these. Where
+two programs do so at once, in two threads of a user, all threads can wait for each other for ever. A call for a single
+matrix runs where it stands; for the sizes that occur (2 to 100) a loop of such calls takes as long as the batch.
+"""
+
+from collections.abc import Callable
+
+import jax
+import jax.numpy as jnp
+from jax.custom_batching import sequential_vmap
+
+from opvi.types import Array, Tree
+
+
+def one_by_one(function: Callable[..., Tree], *arrays: Array) -> Tree:
+    """Return a function of matrices over their leading axes, which all have in common; also inside of `jax.vmap`.
+
+    On several devices it is the batch, since a loop would gather what lies on the others.
+    """
+    alone = jax.default_backend() == "cpu" and jax.device_count() == 1
+    each = sequential_vmap(function) if alone else function
+    lead = arrays[0].shape[:-2]
+    if not lead:
+        return each(*arrays)
+    flat = (array.reshape(-1, *array.shape[len(lead) :]) for array in arrays)
+    return jax.tree.map(lambda out: out.reshape(*lead, *out.shape[1:]), jax.vmap(each)(*flat))
+
+
+def cholesky(S: Array) -> Array:
+    """Return lower roots of symmetric matrices `[..., R, R]`; NaN where one is not positive definite."""
+    return one_by_one(jnp.linalg.cholesky, S)
+
+
+def root_inverse(S: Array) -> Array:
+    """Return the inverses of the lower roots of symmetric matrices `[..., R, R]`."""
+    return one_by_one(_root_inverse, S)
+
+
+def solve(M: Array, columns: Array) -> Array:
+    r"""Return $M^{-1}$ times columns, of matrices `[..., R, R]` and `[..., R, C]`."""
+    return one_by_one(jnp.linalg.solve, M, columns)
+
+
+def solve_positive(S: Array, columns: Array) -> Array:
+    """Return the same of symmetric positive definite matrices."""
+    return one_by_one(_solve_positive, S, columns)
+
+
+def inverse(M: Array) -> Array:
+    """Return the inverses of matrices `[..., R, R]`."""
+    return one_by_one(jnp.linalg.inv, M)
+
+
+def eigenvectors(S: Array) -> tuple[Array, Array]:
+    """Return eigenvalues and eigenvectors of symmetric matrices `[..., R, R]`."""
+    return one_by_one(_eigenvectors, S)
+
+
+def _root_inverse(S: Array) -> Array:
+    identity = jnp.eye(S.shape[-1], dtype=S.dtype)
+    return jax.scipy.linalg.solve_triangular(jnp.linalg.cholesky(S), identity, lower=True)
+
+
+def _solve_positive(S: Array, columns: Array) -> Array:
+    return jax.scipy.linalg.cho_solve((jnp.linalg.cholesky(S), True), columns)
+
+
+def _eigenvectors(S: Array) -> tuple[Array, Array]:
+    values, V = jnp.linalg.eigh(S)
+    return values, V
