@@ -256,7 +256,7 @@ class Learner:
         self.waiting = np.concatenate([self.waiting[0], x]), np.concatenate([self.waiting[1], y])
 
     def take(self, block: Block, learn: bool = True) -> None:
-        """Learn the rows of a block, or hold them; set the bad ones aside. Or raise an error, and nothing has changed."""
+        """Learn or hold the rows of a block and set the bad ones aside; or raise an error, and nothing has changed."""
         self.absorb(*met(self.schema, block), learn=learn)
 
     def absorb(self, schema: Schema, encoded: Encoded, learn: bool = True) -> None:
