@@ -299,6 +299,62 @@ MUTANTS = [
         "",
         "tests/adapters/test_spark.py::test_rows_are_put_in_order_and_models_are_those_of_a_fleet",
     ),
+    Mutant(
+        "served: a repeated key is learnt again",
+        "src/opvi/app/serve/_intake.py",
+        "if sent.key and (sent.key in self.log.keys or sent.key in fresh):",
+        "if False:",
+        "tests/app/test_serve.py -k cuts",
+    ),
+    Mutant(
+        "served: a log's torn end stays",
+        "src/opvi/app/serve/_log.py",
+        "        os.truncate(path, at)",
+        "        pass",
+        "tests/app/test_serve.py -k torn",
+    ),
+    Mutant(
+        "served: what could not be written stays in the log",
+        "src/opvi/app/serve/_log.py",
+        "                os.ftruncate(self._file, self._size)",
+        "                pass",
+        "tests/app/test_serve.py -k full_disk",
+    ),
+    Mutant(
+        "served: any Host is answered",
+        "src/opvi/app/serve/_guard.py",
+        "if len(hosts) != 1 or (ANY not in",
+        "if len(hosts) != 1 or (not hosts and ANY not in",
+        "tests/app/test_serve.py -k names_origins",
+    ),
+    Mutant(
+        "streams: NATS resumes at the message learnt last",
+        "src/opvi/adapters/_streams/_nats.py",
+        "following = self._position + 1",
+        "following = self._position",
+        "tests/app/test_streams.py -k nats_through",
+    ),
+    Mutant(
+        "streams: Kafka resumes at the message learnt last",
+        "src/opvi/adapters/_streams/_kafka.py",
+        "self._offsets[place[0]] = place[1] + 1",
+        "self._offsets[place[0]] = place[1]",
+        "tests/app/test_streams.py -k kafka_by",
+    ),
+    Mutant(
+        "streams: SQL begins at its first key again",
+        "src/opvi/adapters/_streams/_sql.py",
+        "cursor.position if cursor.row else -(2**63)",
+        "-(2**63)",
+        "tests/app/test_streams.py -k sqlite_by",
+    ),
+    Mutant(
+        "told: predictions after the checkpoint stay",
+        "src/opvi/app/learn/_telling.py",
+        "        os.ftruncate(self._file, position)",
+        "        pass",
+        "tests/app/test_telling.py -k through_stops",
+    ),
 ]
 
 

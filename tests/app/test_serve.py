@@ -6,6 +6,7 @@ import json
 import os
 import shutil
 import time
+from concurrent.futures import ThreadPoolExecutor
 
 import jax
 import numpy as np
@@ -17,13 +18,15 @@ from prometheus_client.parser import text_string_to_metric_families
 from benchmarks import kills
 from opvi.adapters._tables import open_source
 from opvi.app import cli
+from opvi.app.cli import _serve
 from opvi.app.learn import RunDirectory, RunError, predict
 from opvi.app.learn._predict import learnt
 from opvi.app.learn._starting import Asked, ready
 from opvi.app.learn._stopping import Stop
-from opvi.app.serve import Options, _guard, _log, _service
+from opvi.app.serve import Options, _guard, _intake, _log, _service, _writer
 from opvi.app.serve._app import application
 from opvi.app.serve._guard import Guard
+from opvi.running import Checkpoints
 from tests.app.asgi import Client
 from tests.app.test_learning import SMALL
 
@@ -96,6 +99,7 @@ class Served:
     def learnt_all(self):
         while self.made.behind and not self.made.failed:
             time.sleep(0.005)
+        assert not self.made.failed
 
 
 def tree(path):
@@ -223,6 +227,18 @@ def test_rows_are_learnt_as_from_a_file_once_whatever_the_cuts(run, begun, tmp_p
         np.testing.assert_array_equal(made.learner.waiting[0], done["waiting"]["x"])
 
 
+def test_large_groups_are_cut(run, begun, monkeypatch):
+    monkeypatch.setattr(_intake, "TOGETHER", 3000)
+    monkeypatch.setattr(_writer, "TOGETHER", 30)
+    rows = begun[1]
+    with Served(run) as server, server.made.lock, ThreadPoolExecutor(8) as pool:
+        sent = pool.map(lambda at: server.post("/v1/learn", rows[at : at + 10]).json(), range(0, 200, 10))
+        firsts = sorted(said["first"] for said in sent)
+    assert firsts == list(range(0, 200, 10))
+    done = learnt(run).tree
+    assert int(done["state"].rows) + len(done["waiting"]["y"]) == 500 + 199
+
+
 def test_a_run_that_was_served_resumes_from_its_files(run, begun, capsys):
     with Served(run) as server:
         server.post("/v1/learn", begun[1][:5])
@@ -250,6 +266,26 @@ def test_a_full_disk_refuses_rows_and_goes_on(run, begun, monkeypatch):
     assert (refused.status_code, "No space" in refused.json()["error"]) == (503, True)
     assert taken.json() == {"rows": 2, "first": 0, "repeated": False}
     assert [entry.rows for entry in _log.Log(run.path / "log", 0).after(0)] == [2]
+
+
+def test_a_checkpoint_that_cannot_be_written_stops_nothing(run, begun, monkeypatch, capsys):
+    def fails(self, *_):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    with Served(run, save_every=1e-9) as server:
+        with monkeypatch.context() as full:
+            full.setattr(Checkpoints, "save", fails)
+            server.post("/v1/learn", begun[1][:50])
+            server.learnt_all()
+            said, deadline = "", time.monotonic() + 30
+            while "Learning goes on" not in said and time.monotonic() < deadline:
+                said += capsys.readouterr().err
+                time.sleep(0.01)
+            assert "Learning goes on" in said
+        assert server.get("/v2/health/ready").status_code == 200
+        server.post("/v1/learn", begun[1][50:60])
+    done = learnt(run).tree
+    assert int(done["state"].rows) + len(done["waiting"]["y"]) == 500 + 60 - 1
 
 
 def test_too_many_waiting_rows_are_refused(run, begun):
@@ -463,6 +499,12 @@ def test_bodies_are_bounded(run, begun, monkeypatch):
 def test_mistakes_get_a_line_that_says_what_to_do(words, expected, run, capsys):
     assert cli.main(["serve", str(run.path), *(word.format(run=run.path) for word in words)]) == 1
     assert expected in capsys.readouterr().err
+
+
+def test_without_the_extra_its_name_is_said(run, monkeypatch, capsys):
+    monkeypatch.setattr(_serve, "find_spec", lambda name: None if name == "uvicorn" else object())
+    assert cli.main(["serve", str(run.path)]) == 1
+    assert "needs uvicorn, which is not installed: pip install 'opvi[serve]'" in capsys.readouterr().err
 
 
 def test_a_folder_without_a_run_is_refused(tmp_path):

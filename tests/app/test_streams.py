@@ -152,6 +152,16 @@ def test_mistakes_get_a_line_that_says_what_to_do(url, words, database, tmp_path
         next(source.blocks())
 
 
+@pytest.mark.parametrize(
+    ("url", "library"), [("nats", "nats"), ("kafka", "confluent_kafka"), ("postgresql", "psycopg")]
+)
+def test_without_the_extra_its_name_is_said(url, library, monkeypatch):
+    monkeypatch.setitem(sys.modules, library, None)
+    monkeypatch.delitem(sys.modules, f"opvi.adapters._streams._{url}", raising=False)
+    with pytest.raises(TableError, match=rf"pip install 'opvi\[{url}\]'"):
+        open_stream(f"{url}://127.0.0.1:1/rows?{'table=t&key=k' if url == 'postgresql' else ''}")
+
+
 def test_a_run_from_a_broker_needs_a_folder(capsys):
     assert cli.main(["learn", "nats://127.0.0.1/rows", "--target", "y"]) == 1
     assert "`--run DIR` is missing" in capsys.readouterr().err

@@ -2,6 +2,7 @@
 
 import asyncio
 import hashlib
+import itertools
 import json
 import time
 from collections.abc import Callable
@@ -19,6 +20,7 @@ from opvi.app.serve._writer import Work, Writer
 
 AT_ONCE = 256  # requests that share an fsync
 MOST_ROWS = 10_000  # of a request
+TOGETHER = 1 << 19  # bytes of requests that share an fsync, about
 WAITING_BYTES = 1 << 26  # of requests that are not read yet
 TELL = 20  # rejected rows of which an answer tells
 
@@ -84,6 +86,13 @@ class Intake:
         self._worker.close()
 
     def _take(self, requests: list[Sent]) -> None:
+        while requests:
+            sizes = itertools.accumulate(len(sent.body) for sent in requests)
+            count = max(1, sum(size <= TOGETHER for size in sizes))
+            self._group(requests[:count])
+            requests = requests[count:]
+
+    def _group(self, requests: list[Sent]) -> None:
         answers: list[tuple[Reply, Answer]] = []
         try:
             answers = self._learn(requests)
@@ -195,7 +204,7 @@ def replay(learner: Learner, log: Log) -> int:
     begin = first = learner.places[-1].row
     rows: list[Row] = []
     for entry in log.after(begin):
-        rows += rows_of(entry.body)[max(0, first + len(rows) - entry.first) :]
+        rows += rows_of(entry.body)  # checkpoints lie between requests
         if len(rows) >= MOST_ROWS or first + len(rows) == log.rows:
             learner.take(block_of(rows, first, learner.schema))
             first, rows = first + len(rows), []

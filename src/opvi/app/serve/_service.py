@@ -58,14 +58,18 @@ class Followed:
         return max((path.name for path in self._run.checkpoints.folder.glob("[0-9]*.opvi")), default="")
 
     def _follow(self) -> None:
+        said = ""
         while not self._end.wait(LOOK):
             try:
                 newest = self._newest()
                 if newest != self._seen:
                     known = learnt(self._run)
                     self.known, self.published, self._seen = known, _published(known), newest
+                said = ""
             except (RunError, CheckpointError, OSError) as error:
-                print(f"opvi: {error} The last good state is served.", file=sys.stderr)
+                if str(error) != said:
+                    said = str(error)
+                    print(f"opvi: {said} The last good state is served.", file=sys.stderr)
 
     def learnt(self) -> Learnt:
         """Return the run as it was last read, for the report."""

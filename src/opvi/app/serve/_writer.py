@@ -4,13 +4,13 @@ import sys
 import threading
 import time
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 import numpy as np
 
 from opvi.adapters._tables import Encoded, Schema
-from opvi.app.learn import Learner
+from opvi.app.learn import Learner, RunError
 from opvi.app.learn._directory import KEPT
 from opvi.app.learn._learner import BATCH
 from opvi.app.learn._predict import Learnt
@@ -20,6 +20,8 @@ from opvi.running import Engine
 from opvi.types import Sampler, Tree
 
 AT_ONCE = 64  # groups that are learnt in one call, where so many wait
+TOGETHER = 1000  # rows learnt in one call, about
+AGAIN = 10.0  # seconds after a save that failed
 WINDOW = 10.0  # seconds over which the speed is measured
 
 
@@ -51,6 +53,18 @@ def joined(works: Sequence[Work]) -> Work:
     return Work(works[-1].schema, Encoded(x, y, row, rejected, gaps), works[-1].end)
 
 
+def parts(works: Sequence[Work]) -> Iterator[Work]:
+    """Yield rows that follow each other, about so many at once that a state is published often."""
+    some: list[Work] = []
+    for work in works:
+        some.append(work)
+        if sum(len(one.encoded.row) for one in some) >= TOGETHER:
+            yield joined(some)
+            some = []
+    if some:
+        yield joined(some)
+
+
 class Writer:
     """A learner in a thread.
 
@@ -68,6 +82,7 @@ class Writer:
         self._saved = deque([self.end], KEPT)  # what the checkpoints in the folder hold
         self._speed = deque([(time.monotonic(), learner.rows)], 1000)
         self.published = self._published()
+        self._patient = 0.0  # until when not to save, after it has failed
         self._warm()
         self._worker: Worker[Work] = Worker("learner", self.learn, AT_ONCE)
 
@@ -95,19 +110,26 @@ class Writer:
         if self.failed:
             return
         try:
-            if works:
-                work = joined(works)
+            for work in parts(works):
                 with self.lock:
                     self.learner.absorb(work.schema, work.encoded)
                     self.learner.places[-1] = self.learner.places[-1]._replace(row=work.end)
                 self.published = self._published()
                 self.end = work.end
                 self._speed.append((time.monotonic(), self.learner.rows))
-            if self.learner.pace.due() and self.end > self._saved[-1]:
-                self.save()
+            if self.learner.pace.due() and self.end > self._saved[-1] and time.monotonic() > self._patient:
+                self._try_to_save()
         except Exception as error:
             self.failed = f"learning has stopped: {error}"
             print(f"opvi: {self.failed}", file=sys.stderr)
+
+    def _try_to_save(self) -> None:
+        """Save; a full disk is no reason to stop, because the log has the rows."""
+        try:
+            self.save()
+        except RunError as error:
+            self._patient = time.monotonic() + AGAIN
+            print(f"opvi: {error} Learning goes on, and the log keeps the rows.", file=sys.stderr)
 
     def save(self) -> None:
         """Write a checkpoint; log segments that no checkpoint needs are deleted."""
