@@ -1,9 +1,11 @@
 """Saving and loading: the same bits back, damage found, nothing executed, nothing lost."""
 
 import errno
+import hashlib
 import json
 import os
 import pickle
+import re
 import subprocess
 import sys
 from typing import Any, NamedTuple
@@ -402,3 +404,48 @@ def test_a_link_to_elsewhere_is_passed_over(tmp_path):
     kept = opvi.running.Checkpoints(tmp_path / "run")
     assert kept.newest() is None
     assert "is a link" in kept.damaged[0]
+
+
+def test_a_thousand_forged_files_give_plain_data_or_an_error(tmp_path):
+    """Descriptions with parts changed at random, under a right checksum: nothing is run, nothing else is raised."""
+    rng = np.random.default_rng(0)
+    whole = opvi.save(
+        tmp_path / "whole.opvi", {"state": {"a": np.arange(6.0), "b": np.ones((2, 3), np.float32)}, "n": 3, "s": "x"}
+    )
+    data = whole.read_bytes()
+    _, version, _, size = checkpoint.HEADER.unpack_from(data)
+    description, arrays = data[checkpoint.HEADER.size :][:size].decode(), data[checkpoint.HEADER.size + size :]
+    words = re.findall(r'"[^"]*"|-?\d+|null|[\[\]{}:,]', description)
+    odd = [
+        '"opvi.app.cli.__main__:X"',
+        '"__class__"',
+        "1e999",
+        "-1",
+        "NaN",
+        "null",
+        "[]",
+        "{}",
+        '"\\u001b[2J"',
+        "99999999999",
+    ]
+    refused = 0
+    for _ in range(1200):
+        changed = list(words)
+        for place in rng.integers(len(words), size=rng.integers(1, 4)):
+            changed[place] = odd[rng.integers(len(odd))] if rng.random() < 0.6 else words[rng.integers(len(words))]
+        body = "".join(changed).encode() + arrays[: rng.integers(len(arrays) + 1) if rng.random() < 0.2 else None]
+        header = checkpoint.HEADER.pack(
+            checkpoint.MAGIC, version, hashlib.sha256(body).digest(), len("".join(changed).encode())
+        )
+        whole.write_bytes(header + body)
+        try:
+            checkpoint.read(whole)
+        except checkpoint.CheckpointError as error:
+            assert str(error).isprintable()
+            refused += 1
+    assert refused > 600
+
+
+def test_numbers_beyond_all_numbers_are_refused(tmp_path):
+    with pytest.raises(CheckpointError, match="1e999 is not a number"):
+        opvi.load(forged(tmp_path / "state.opvi", b'{"tree": 1e999, "arrays": {}}'))

@@ -10,6 +10,7 @@ import pytest
 import opvi
 from opvi.running import Engine
 from opvi.running import _engine as engine
+from opvi.running._rows import as_rows
 
 KEY = jax.random.key(0)
 ROWS = 20 * 20 + 7
@@ -227,3 +228,10 @@ def test_an_engine_resumes_from_a_state(sampler, rows, whole):
     fed = Engine(sampler, 0, state=state)  # an integer is a seed
     fed.feed(first(rows, ROWS, 200), last=True)
     assert same(fed.state, whole[0])
+
+
+def test_whole_numbers_that_do_not_fit_are_refused():
+    """2**40 and 2**40 + 1 would be the classes 0 and 1."""
+    with pytest.raises(ValueError, match="from 1099511627776 to 1099511627777, which JAX would cut to 32 bits"):
+        as_rows(np.array([2**40, 2**40 + 1]), np.dtype("float32"))
+    assert as_rows(np.array([0, 2**31 - 1]), np.dtype("float32")).dtype == np.int32

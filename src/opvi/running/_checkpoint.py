@@ -39,6 +39,10 @@ KEYS = {"threefry2x32", "rbg", "unsafe_rbg"}  # the kinds of JAX's random keys
 class CheckpointError(ValueError):
     """A file that is not a checkpoint, is damaged, comes from another version, or does not fit."""
 
+    def __init__(self, message: str):
+        # Names in a file may hold anything, such as what a terminal takes for commands.
+        super().__init__("".join(letter if letter.isprintable() else "?" for letter in message))
+
 
 def save(path: str | Path, tree: Tree) -> Path:
     """Write a state, or any pytree that holds states, arrays, JAX keys, numbers and strings.
@@ -85,7 +89,7 @@ def load(path: str | Path, like: Tree = None) -> Tree:
 
 def read(path: Path) -> Tree:
     """Return what was saved as plain data."""
-    return unpacked(_bytes(path), path)
+    return unpacked(bytes_of(path), path)
 
 
 def unpacked(data: bytes, path: Path) -> Tree:
@@ -109,7 +113,9 @@ def unpacked(data: bytes, path: Path) -> Tree:
     try:
         if size > min(len(body), LARGEST_DESCRIPTION):
             raise ValueError(f"its description would have {size} bytes")
-        found = json.loads(bytes(body[:size]), object_pairs_hook=_distinct, parse_constant=_refused)
+        found = json.loads(
+            bytes(body[:size]), object_pairs_hook=_distinct, parse_constant=_refused, parse_float=_finite
+        )
         if not isinstance(found, dict) or set(found) != {"tree", "arrays"} or not isinstance(found["arrays"], dict):
             raise ValueError("it is not a tree with arrays")
         arrays = dict(_arrays(found["arrays"], body[size:]))
@@ -144,8 +150,8 @@ def write_whole(path: Path, parts: Iterable[bytes | memoryview]) -> None:
             os.close(folder)
 
 
-def _bytes(path: Path) -> bytes:
-    """The contents of a regular file; anything else is refused at once, and not waited for."""
+def bytes_of(path: Path) -> bytes:
+    """Return the contents of a regular file; anything else is refused at once, and not waited for."""
     flags = os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0) | getattr(os, "O_CLOEXEC", 0)
     regular = stat.S_ISREG(path.stat().st_mode)  # a device may act on being opened
     if regular:
@@ -221,6 +227,10 @@ def _distinct(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     if len(found) < len(pairs):
         raise ValueError("a name stands twice in a dictionary")
     return found
+
+
+def _finite(word: str) -> float:
+    return float(word) if math.isfinite(float(word)) else _refused(word)
 
 
 def _refused(word: str) -> Any:

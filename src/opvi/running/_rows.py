@@ -93,7 +93,17 @@ def as_rows(data: Data, dtype: np.dtype) -> Data:
         a = np.asarray(leaf)
         if a.dtype.kind in "OSUMm":
             raise TypeError(f"data has a leaf of dtype {a.dtype}, but rows are numbers. Encode strings and objects.")
-        return a.astype(dtype if a.dtype.kind == "f" else jax.dtypes.canonicalize_dtype(a.dtype), copy=False)
+        if a.dtype.kind == "f":
+            return a.astype(dtype, copy=False)
+        kind = jax.dtypes.canonicalize_dtype(a.dtype)
+        whole = a.dtype.kind in "iu" and kind.itemsize < a.dtype.itemsize and a.size
+        if whole and not (np.iinfo(kind).min <= a.min() and a.max() <= np.iinfo(kind).max):
+            raise ValueError(
+                f"data has whole numbers from {a.min()} to {a.max()}, which JAX would cut to 32 bits and so take for "
+                "others. Number the classes from 0, make the numbers floats, or switch long ones on: "
+                "`jax.config.update('jax_enable_x64', True)`."
+            )
+        return a.astype(kind, copy=False)
 
     return jax.tree.map(array, data)
 

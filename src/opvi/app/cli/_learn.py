@@ -116,7 +116,7 @@ def learn(options: argparse.Namespace) -> int:
         raise CommandError("SOURCE is missing: name the file to learn from. `-` reads a pipe.")
     if options.run is None and (options.source in (None, "-") or "://" in options.source):
         raise CommandError("`--run DIR` is missing: a pipe or a broker has no name from which to name the run.")
-    folder = options.run or Path(Path(options.source).name.split(".")[0] + ".run")
+    folder = options.run or Path(_called(options.source) + ".run")
     targets = options.target or []
     if len(targets) > 1 or (options.resume and not targets and runs_in(folder)):
         return learn_each(options, folder, targets or list(runs_in(folder)), learn)
@@ -144,6 +144,15 @@ def learn(options: argparse.Namespace) -> int:
         if options.alarm_exit and made.learner.summary().alarm_count > before:
             return DRIFTED
     return 0
+
+
+def _called(source: str) -> str:
+    """The name of a source without the endings that say what it is: `data.2024.csv.gz` is `data.2024`."""
+    name = Path(source).name
+    for endings in ((".gz", ".zst"), (".csv", ".tsv", ".json", ".jsonl", ".ndjson", ".parquet", ".pq", ".txt")):
+        for ending in endings:
+            name = name[: -len(ending)] if name.lower().endswith(ending) and len(name) > len(ending) else name
+    return name.lstrip(".") or "data"
 
 
 def _learn(made: "Ready", stop: "Stop", folder: Path, options: argparse.Namespace) -> None:

@@ -2,13 +2,14 @@
 
 import json
 import os
+import stat
 from collections.abc import Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 
 from opvi.adapters._tables import Json, Rejected
-from opvi.running import Checkpoints
-from opvi.running._checkpoint import write_whole
+from opvi.running import CheckpointError, Checkpoints
+from opvi.running._checkpoint import bytes_of, write_whole
 
 FORMAT = 1
 KEPT = 3  # checkpoints
@@ -65,7 +66,7 @@ class RunDirectory:
         """Return what was chosen when the run began."""
         path = self._inside(ABOUT)
         try:
-            about = json.loads(path.read_bytes())
+            about = json.loads(bytes_of(path))
         except FileNotFoundError:
             if (self.path / "targets.json").exists():
                 raise RunError(
@@ -75,6 +76,8 @@ class RunDirectory:
             raise RunError(
                 f"{self.path} holds no run. Begin one: `opvi learn SOURCE --target COLUMN --run DIR`."
             ) from None
+        except CheckpointError:
+            raise RunError(f"{path} is not a regular file, so it was not read. Put back a copy.") from None
         except (ValueError, RecursionError) as error:
             raise RunError(
                 f"{path} is damaged: {error}. Without it the checkpoints cannot be understood: put back a copy, or "
@@ -102,7 +105,14 @@ class RunDirectory:
         """Return the file of rejected rows, cut to its size at the checkpoint, and its size, should it be shorter."""
         flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
         file = os.open(self._inside(name), flags, 0o644)
-        size = min(size, os.fstat(file).st_size)
+        about = os.fstat(file)
+        if about.st_nlink > 1 or not stat.S_ISREG(about.st_mode):
+            os.close(file)
+            raise RunError(
+                f"{self.path / name} is not a file of its own: it has another name elsewhere, or is not a regular file"
+                ". Put a copy in its place."
+            )
+        size = min(size, about.st_size)
         os.ftruncate(file, size)
         return file, size
 

@@ -35,6 +35,7 @@ class Server(ThreadingTCPServer):
     def __init__(self, port: int, handler: type[BaseHTTPRequestHandler]):
         super().__init__((LOOPBACK, port), handler)
         self._free = threading.BoundedSemaphore(MOST_CONNECTIONS)
+        self.making, self.closed = threading.Lock(), False
         self.port: int = self.server_address[1]
         self.url = f"http://{LOOPBACK}:{self.port}/"
         self._thread = threading.Thread(target=self.serve_forever, args=(0.1,), name="opvi-report", daemon=True)
@@ -62,6 +63,8 @@ class Server(ThreadingTCPServer):
         """Stop answering and free the port; a second time it does nothing."""
         if self._thread.is_alive():
             self.shutdown()
+            with self.making:  # a page in the making uses JAX, which must not be torn down meanwhile
+                self.closed = True
             self._thread.join()
         self.server_close()
 
@@ -98,11 +101,11 @@ def serve(make_page: Callable[[], str], port: int = 0) -> Server:
 
 
 def _handler(make_page: Callable[[], str]) -> type[BaseHTTPRequestHandler]:
-    one_at_a_time = threading.Lock()
     last = b"", 0.0, 0.0  # the page, when it was made, and how long that took
 
     class Handler(BaseHTTPRequestHandler):
         timeout = PATIENCE
+        server: Server
 
         def do_GET(self) -> None:
             nonlocal last
@@ -113,7 +116,9 @@ def _handler(make_page: Callable[[], str]) -> type[BaseHTTPRequestHandler]:
                 return self.answer(404, "There is nothing here but the page at /.")
             try:
                 asked = time.monotonic()
-                with one_at_a_time:
+                with self.server.making:
+                    if self.server.closed:
+                        return self.answer(503, "The run has ended.")
                     made, when, cost = last
                     if when < asked and time.monotonic() > when + REST * cost:
                         began = time.monotonic()
