@@ -286,7 +286,7 @@ def main() -> None:
             print(seed, name, done[name][str(seed)], flush=True)
             trials = [one for case in done.values() for one in case.values()]
             flags = {kind: [one["flagged"] for one in trials if one["verdict"] == kind] for kind in ("good", "bad")}
-            counts = {kind: {"trials": len(flag), "flagged": sum(flag)} for kind, flag in flags.items()}
+            counts = {kind: {"count": len(flag), "flagged": sum(flag)} for kind, flag in flags.items()}
             command = f"{COMMAND} {' '.join(map(str, options.seeds))}"
             results = {"good at most": GOOD, "bad at least": BAD, "flags": counts, "cases": done}
             file.write_text(

@@ -17,7 +17,6 @@ from opvi.flows import fields, kernels
 
 TARGET = opvi.gaussian_mixture()
 KEY = jax.random.key(0)
-pytestmark = pytest.mark.filterwarnings("ignore:this may not be the posterior")  # a few looks at a few rows
 N = 6
 ROOT = Path(__file__).parents[1]
 

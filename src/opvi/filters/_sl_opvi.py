@@ -41,6 +41,7 @@ CHAINS = 400  # of moves
 FIRST_MOVES = 60  # of draws, before the first is taken
 APART = 3  # moves between two draws of a chain
 LOOK_MOVES = 15  # of a diagnosis: as many before those that are looked at
+POINTS = 32  # at which what a surrogate misses is measured
 BEYOND = 2.0  # times the largest squared distance of a particle: what surrogates are asked about at most
 
 Weights = Array | tuple[()]  # of the rows kept; () where none are
@@ -123,7 +124,9 @@ class SLOPVI(TargetSampler):
         x, log_weights, W, size = follow(key, log_density, x, state.log_weights, pace, settled, warm_up)
         before, key = past.scaled(gamma), jax.random.fold_in(key, pace.looks)
         past, kept, weight = _absorb(self, key, x, W, before, pool)
-        missed = _missed(self, x + jax.random.normal(key, x.shape, x.dtype) @ W.back, before, past, pool, weight)
+        around = x[:: -(-len(x) // POINTS)]
+        around = around + jax.random.normal(key, around.shape, x.dtype) @ W.back
+        missed = _missed(self, around, before, past, pool, weight)
         lost = gamma**2 * state.lost + missed / jnp.maximum(jnp.var(x, 0), jnp.finfo(x.dtype).tiny)
         new = LinearisedState(x, past, kept, weight, log_weights, clock.round, clock.rows, lost)
         new, finite = keep_if_finite(new, state, (x, past, weight), log_predictive)
@@ -272,9 +275,12 @@ def _missed(sampler: SLOPVI, x: Particles, before: Surrogate, after: Surrogate, 
         rows = jnp.where(change == 0, 0, _likelihood(sampler.target, v, pool.data))
         return rows @ change + before.value(v) - after.value(v)
 
-    errors = jax.vmap(error)(x)
-    errors = jnp.where(jnp.isfinite(errors), errors, jnp.nan)
-    return jnp.nan_to_num(jnp.nanvar(errors))
+    def size() -> Array:
+        errors = jax.vmap(error)(x)
+        return jnp.nan_to_num(jnp.nanvar(jnp.where(jnp.isfinite(errors), errors, jnp.nan)))
+
+    leaving = (pool.after[sampler.memory_rows :] > 0).any()
+    return jax.lax.cond(leaving, size, lambda: jnp.zeros((), x.dtype))
 
 
 def _weighed(target: Target, x: Particles, rows: Pool) -> Array:
