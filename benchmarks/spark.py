@@ -1,9 +1,11 @@
 """Models by key inside Spark: rows a second on two cores, and a driver that is killed: `python -m benchmarks.spark`."""
 
 import argparse
+import contextlib
 import hashlib
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -92,17 +94,41 @@ def _digest(mine: opvi.scale.Keyed, fleet: opvi.Fleet) -> dict[str, Any]:
 
 
 def rates(rows: int, keys: int, trigger: int) -> dict[str, Any]:
-    """Rows a second of the triggers after those that start workers and compile."""
+    """Rows a second, and rows a second of processor time, after two triggers that start workers and compile."""
     with tempfile.TemporaryDirectory() as name:
-        write(Path(name), rows, keys, trigger)
-        told = [one for one in run(Path(name), 2, BATCH) if one["numInputRows"]]
+        folder = Path(name)
+        write(folder, rows, keys, trigger)
+        (folder / "in").rename(folder / "all")
+        (folder / "in").mkdir()
+        told = []
+        for files in (slice(2), slice(2, None)):
+            for path in sorted((folder / "all").iterdir())[files]:
+                shutil.copy(path, folder / "in" / path.name)
+            used = processor_seconds()
+            told = [one for one in run(folder, 2, BATCH) if one["numInputRows"]]
+            used = processor_seconds() - used
     seconds = [one["durationMs"]["triggerExecution"] / 1000 for one in told]
     return {
         "rows a trigger": trigger,
         "keys": keys,
         "seconds of each trigger": seconds,
-        "rows a second": trigger / float(np.median(seconds[2:])),
+        "rows a second": trigger / float(np.median(seconds)),
+        "processor seconds of each trigger": used / len(told),
+        "rows a second of processor time": trigger * len(told) / used,
     }
+
+
+def processor_seconds() -> float:
+    """Of this process and all that it has started: Java, and the workers that Java has started."""
+    mine, total = os.getsid(0), 0
+    for path in Path("/proc").glob("[0-9]*/stat"):
+        try:
+            fields = path.read_text().rsplit(")", 1)[1].split()
+        except OSError:  # it has ended
+            continue
+        if int(fields[3]) == mine:
+            total += sum(map(int, fields[11:15]))  # also of children that have ended
+    return total / os.sysconf("SC_CLK_TCK")
 
 
 def child(folder: Path, *given: object) -> subprocess.Popen[str]:
@@ -154,10 +180,12 @@ def main() -> None:
         return
     given.out.mkdir(parents=True, exist_ok=True)
     result: dict[str, Any] = {"machine": machine("python -m benchmarks.spark")}
+    with contextlib.suppress(PermissionError):  # a job of a shell's own
+        os.setsid()  # so that what is started here is known by its session
     result["rates"] = rates(50_000 * given.triggers, 10_000, 50_000)
     print(result["rates"], flush=True)
     result["killed"] = []
-    for partitions in (2, 5):
+    for partitions in (2, 5) if given.kills else ():
         (given.out / "spark.json").write_text(json.dumps(result, indent=1) + "\n")
         result["killed"].append(killed(given.kills, partitions))
         print(result["killed"][-1], flush=True)
