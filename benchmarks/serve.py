@@ -442,7 +442,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         work = Path(folder)
         if options.only in (None, "load"):
-            found["load"] = load(work, options.core, options.seconds)
+            found["rates"] = load(work, options.core, options.seconds)
         if options.only in (None, "kills"):
             (work / "kills").mkdir()
             run = begin(work / "kills")
