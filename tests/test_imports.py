@@ -19,6 +19,7 @@ REFUSED = (
     "sqlite3",
     "numpy.f2py",
     "pandas",
+    "pyspark",
     "pyarrow",
     "sklearn",
     "matplotlib",
