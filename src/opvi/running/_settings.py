@@ -26,8 +26,10 @@ def settings(value: object) -> Tree:
         bytes_ = np.ascontiguousarray(array).tobytes()
         return {"dtype": str(array.dtype), "shape": list(array.shape), "sha256": hashlib.sha256(bytes_).hexdigest()}
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        fields = {f.name: settings(getattr(value, f.name)) for f in dataclasses.fields(value) if f.compare}
-        return {"is": _called(value), **fields}
+        parts = [f for f in dataclasses.fields(value) if f.compare]
+        # What is switched off may be newer than the file it is compared with.
+        parts = [f for f in parts if "off" not in f.metadata or getattr(value, f.name) != f.metadata["off"]]
+        return {"is": _called(value), **{f.name: settings(getattr(value, f.name)) for f in parts}}
     if isinstance(value, enum.Enum):
         return value.name
     if hasattr(value, "_asdict"):

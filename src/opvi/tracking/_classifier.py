@@ -2,7 +2,7 @@ r"""The recommended online classifier: networks and linear models with long and 
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from typing import NamedTuple
 
@@ -17,11 +17,14 @@ from opvi.filters._kfac import KFAC, KFACState
 from opvi.filters._linear_ekf import LinearEKF, predict_linear
 from opvi.predictive import Categorical, Predictive
 from opvi.targets import Target, cast, categorical, mlp
+from opvi.tracking import _class_memory as memories
+from opvi.tracking import _neighbours as neighbours
 from opvi.tracking import _scaling as scaling
 from opvi.tracking import _temperature as temperature
 from opvi.tracking._bank import start as even_weights
 from opvi.tracking._bank import update as reweigh
 from opvi.tracking._layers import checked_widths
+from opvi.tracking._probabilities import chosen, in_pieces, log_probabilities, slopes
 from opvi.types import Array, ArrayLike, Batch, Key, Particles, Predicted, Scalar, Start, shapes_of
 
 ROWS = 20  # learnt from at once; larger batches are cut
@@ -31,7 +34,6 @@ WANDERING = (3e-2, 1e-3, 1e-4)  # of the linear filters
 LINEAR_VARIANCE = 0.1  # of their weights, before any row
 LINEAR_WORK = 1.25e6  # classes · parameters², up to which linear filters are affordable
 LARGEST_INPUT = 2.5  # standard deviations; rare values of a feature would drown the others
-AT_ONCE = 4096  # rows; for more, particles predict one after the other: all hidden units at once take much memory
 
 
 class ClassifierState(NamedTuple):
@@ -44,6 +46,7 @@ class ClassifierState(NamedTuple):
     exponents: temperature.Exponents  # of their mixture, and of each
     round: Array
     rows: Array
+    memory: memories.ClassMemory | None = None  # rows beside the networks
 
     @property
     def particles(self) -> Particles:
@@ -73,6 +76,8 @@ class Classifier:
     particles: int
     half_life: float | None
     with_linear: bool
+    # None: what `neighbours.kept` says; an older opvi had none.
+    memory_rows: int | None = field(default=None, metadata={"off": 0})
 
     @property
     def networks(self) -> tuple[KFAC, ...]:
@@ -93,6 +98,11 @@ class Classifier:
             kfac(relu, half_life=0.75 * short, wander=True),
             kfac(tanh, half_life=short),
         )
+
+    @property
+    def remembered(self) -> int:
+        """How many rows are kept beside the networks."""
+        return neighbours.kept(self.memory_rows, self.features, memories.FACTS, bool(self.hidden))
 
     @property
     def paces(self) -> tuple[float, ...]:
@@ -116,9 +126,12 @@ class Classifier:
         inner = tuple(net.init(jax.random.fold_in(key, i), each) for i, net in enumerate(networks))
         lines = None if filters is None else filters.init(key)
         dtype = (inner[0] if inner else lines).particles.dtype  # type: ignore[union-attr]
-        trackers, zero = len(networks) + len(self.paces), jnp.zeros((), jnp.int32)
+        kept, zero = self.remembered, jnp.zeros((), jnp.int32)
+        trackers = len(networks) + len(self.paces) + (memories.MEMBERS if kept else 0)
         weights, exponents = even_weights(trackers, dtype), temperature.start(1 + trackers, dtype)
-        return ClassifierState(scaling.start(self.features, dtype), inner, lines, weights, exponents, zero, zero)
+        memory = memories.start(kept, self.features, self.classes, dtype) if kept else None
+        moments = scaling.start(self.features, dtype)
+        return ClassifierState(moments, inner, lines, weights, exponents, zero, zero, memory)
 
     @compiled
     def step(self, key: Key, state: ClassifierState, batch: Batch) -> tuple[ClassifierState, ClassifierInfo]:
@@ -181,9 +194,10 @@ class Classifier:
             return f"classifier: {lines}, mixed and calibrated by prequential scores"
         sizes = "-".join(map(str, (self.features, *self.hidden, self.classes)))
         memory = "with long and short memory" if self.half_life is None else f"half-life {self.half_life:g} rows"
+        kept = f", the nearest of {self.remembered:,} rows" if self.remembered else ""
         return (
             f"classifier: {self.particles} networks {sizes} (ReLU and tanh, {memory}; Kronecker-factored "
-            f"Gauss–Newton){f' and {lines}' if self.paces else ''}, mixed and calibrated by their prequential scores"
+            f"Gauss–Newton){f' and {lines}' if self.paces else ''}{kept}, mixed and calibrated by their scores"
         )
 
     def __str__(self) -> str:
@@ -198,6 +212,7 @@ def classifier(
     particles: int = 20,
     half_life: float | None = None,
     linear: bool | None = None,
+    memory_rows: int | None = None,
 ) -> Classifier:
     r"""Classes from raw numbers, one pass, no settings: standardises, forgets and calibrates by itself.
 
@@ -218,6 +233,9 @@ def classifier(
         particles: networks in all.
         half_life: in rows; None tracks with a long and a short memory and finds out; `math.inf` never forgets.
         linear: whether to track linear models too; None does so where they are cheap.
+        memory_rows: rows kept beside the networks; the labels of the nearest and of the last ones are four more
+            trackers. As many as 16 MB hold if omitted, at most 65,536, and none beside linear models or for more than
+            400 columns; 0 for none.
     """
     if features < 1 or classes < 2:
         raise ValueError(f"`features` and `classes` are {features} and {classes}; at least 1 and 2 are needed.")
@@ -227,9 +245,8 @@ def classifier(
     if not widths and linear is False:
         raise ValueError("`hidden` is () and `linear` is False, which leaves no model. Give `hidden=(100,)`, say.")
     cheap = classes * (classes * (features + 1)) ** 2 <= LINEAR_WORK
-    made = Classifier(
-        features, classes, widths, particles, half_life, not widths or (cheap if linear is None else linear)
-    )
+    lines = not widths or (cheap if linear is None else linear)
+    made = Classifier(features, classes, widths, particles, half_life, lines, neighbours.checked_rows(memory_rows))
     if widths:
         _share(particles, len(made.networks))
     return made
@@ -245,22 +262,21 @@ def _share(particles: Start, groups: int) -> int:
 # --- predicting ---------------------------------------------------------------------------------
 
 
-def _log_probabilities(target: Target, particles: Particles, z: Array) -> Array:
-    """Of every particle, `[n, B, C]`."""
-
-    def one(w: Array) -> Array:
-        return target.predict(target.unravel(w), z).log_probabilities()  # type: ignore[misc, union-attr]
-
-    return jax.lax.map(one, particles) if len(z) > AT_ONCE else jax.vmap(one)(particles)
+def _pairs(sampler: Classifier, state: ClassifierState) -> list[tuple[Target, Particles]]:
+    """The networks' targets and particles."""
+    return [(net.target, s.particles) for net, s in zip(sampler.networks, state.networks, strict=True)]
 
 
 def _members(sampler: Classifier, state: ClassifierState, z: Array) -> tuple[Array, Array]:
     """Log probabilities of every particle `[n, B, C]`, and of every tracker `[K, B, C]`, at scaled inputs."""
     lines = [] if state.linear is None else [predict_linear(state.linear, z, sampler.classes).log_probabilities()]
+    if state.memory is not None:
+        view = partial(_scaled, state.moments)
+        recall = partial(memories.recall, state.memory, view, rows=sampler.remembered, half_life=sampler.half_life)
+        lines.insert(0, in_pieces(recall)(z))
     if not state.networks:
-        return lines[0], lines[0]
-    nets = zip(sampler.networks, state.networks, strict=True)
-    log_p = jnp.stack([_log_probabilities(net.target, s.particles, z) for net, s in nets])
+        return jnp.concatenate(lines), jnp.concatenate(lines)
+    log_p = jnp.stack([log_probabilities(target, w, z) for target, w in _pairs(sampler, state)])
     log_k = logsumexp(log_p, axis=1) - math.log(log_p.shape[1])
     log_p = log_p.reshape(-1, *log_p.shape[2:])
     return jnp.concatenate([log_p, *lines]), jnp.concatenate([log_k, *lines])
@@ -287,11 +303,6 @@ def _components(sampler: Classifier, state: ClassifierState, x: Array) -> tuple[
     moved = log_p + (temperature.pool(state.exponents, both) - both[0])[None]
     size = logsumexp(moved, axis=-1)
     return moved - size[..., None], own[:, None] + size
-
-
-def _chosen(log_p: Array, y: Array) -> Array:
-    """The log probabilities `[K, B]` of the labels."""
-    return jnp.take_along_axis(log_p, jnp.broadcast_to(y[None, :, None], (*log_p.shape[:2], 1)), 2)[..., 0]
 
 
 # --- learning -----------------------------------------------------------------------------------
@@ -323,19 +334,25 @@ def _learn(sampler: Classifier, key: Key, state: ClassifierState, rows: Batch) -
     (x, y), weight = rows
     valid = _valid(sampler, x, y, weight)
     y = jnp.clip(y, 0, sampler.classes - 1)
-    _, log_k = _members(sampler, state, _scaled(state.moments, x))
+    z = _scaled(state.moments, x)
+    _, log_k = _members(sampler, state, z)
+    memory = state.memory
+    if memory is not None:
+        there = jnp.where(valid, weight, 0)  # by weight: to choose between two memories would copy them
+        memory = memories.learn(memory, x, y, there, slopes(_pairs(sampler, state), z, y), sampler.remembered)
     both = _with_mixture(state, log_k)
     log_p = temperature.pool(state.exponents, both)
     moments = scaling.update(state.moments, x, weight)
     nets, lines, infos = _learn_models(sampler, key, state, Batch((_scaled(moments, x), y), weight))
     drift = jnp.sqrt(jnp.stack([info.drift**2 for info in infos[: len(nets) or 1]]).mean())
     finite = jnp.stack([info.finite for info in infos]).all()
-    log_weights = reweigh(state.log_weights, _chosen(log_k, y), weight)
+    log_weights = reweigh(state.log_weights, chosen(log_k, y), weight)
     exponents = temperature.update(state.exponents, both, y, weight)
     new = ClassifierState(moments, nets, lines, log_weights, exponents, state.round, state.rows)
     good = valid & jnp.isfinite(sum(m.sum() for m in moments)) & jnp.isfinite(log_weights).all()
-    new = jax.tree.map(lambda a, b: jnp.where(good, a, b), new, state)
-    said = Predicted(_chosen(log_p[None], y)[0], probabilities=jnp.exp(log_p))
+    old = state._replace(memory=None)
+    new = jax.tree.map(lambda a, b: jnp.where(good, a, b), new, old)._replace(memory=memory)
+    said = Predicted(chosen(log_p[None], y)[0], probabilities=jnp.exp(log_p))
     said = jax.tree.map(lambda leaf: jnp.where(good, leaf, jnp.nan), said)
     return new, _Learnt(said, jnp.where(good, weight, 0), drift, good & finite)
 

@@ -14,6 +14,7 @@ from opvi.tracking import _layers as layers
 from opvi.tracking import _regressor_learning as learning
 from opvi.tracking import _scaling as scaling
 from opvi.tracking._calibration import USUAL_ROWS
+from opvi.tracking._neighbours import checked_rows
 from opvi.tracking._regressor_learning import Networks, RegressorInfo, RegressorState, Settings
 from opvi.types import Array, ArrayLike, Batch, Key, Start
 
@@ -83,6 +84,7 @@ class Regressor(Networks):
             f"regressor: {self.particles} Gauss–Newton particles {'-'.join(map(str, self.network.sizes))} with {form} "
             f"({self.network.dim} parameters: {used:.0f} of {self.budget / 1e6:.0f} MB); {drift}"
             + ("; columns that do not help fade" if self.gated else "")
+            + (f"; corrected by the nearest of {self.remembered:,} rows" if self.remembered else "")
         )
 
     def __str__(self) -> str:
@@ -107,6 +109,7 @@ def regressor(
     warm_up: int = EARLY_ROWS,
     budget: float | None = None,
     settings: Settings | None = None,
+    memory_rows: int | None = None,
 ) -> Regressor:
     r"""An online regressor for raw data: nothing to scale, nothing to tune.
 
@@ -132,6 +135,9 @@ def regressor(
             slower, and worth it while the model is far off.
         budget: bytes for all covariances. Where the full matrices do not fit they are cut into blocks.
         settings: what sets the particles apart, instead of `default_settings`.
+        memory_rows: rows kept beside the networks; the errors and targets of the 8 nearest correct the mean, as far as
+            that has helped. As many as 16 MB hold if omitted, at most 65,536, and none beside linear models or for more
+            than 400 columns; 0 for none.
     """
     widths, particles, budget = chosen_sizes(features, hidden, particles, budget)
     _check(features, particles, half_life, warm_up, budget)
@@ -141,7 +147,7 @@ def regressor(
         raise ValueError(f"`settings` is for {len(chosen.kind)} particles, but there are {particles}.")
     if half_life is not None:
         chosen = chosen._replace(forgetting=(0.5 ** (USUAL_ROWS / half_life),) * particles)
-    return Regressor(features, widths, particles, half_life, warm_up, budget, chosen)
+    return Regressor(features, widths, particles, half_life, warm_up, budget, chosen, checked_rows(memory_rows))
 
 
 def chosen_sizes(

@@ -1,6 +1,6 @@
 r"""How the regressor learns: Kalman updates of networks whose units follow the stream."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import NamedTuple
 
@@ -15,9 +15,12 @@ from opvi.targets import MLP, Layer, cast
 from opvi.tracking import _calibration as calibration
 from opvi.tracking import _gates as gates
 from opvi.tracking import _layers as layers
+from opvi.tracking import _memory as memories
+from opvi.tracking import _neighbours as neighbours
 from opvi.tracking import _scaling as scaling
 from opvi.tracking._calibration import USUAL_ROWS, Calibration, Combined, Scored
 from opvi.tracking._gates import Gates
+from opvi.tracking._memory import Memory
 from opvi.tracking._scaling import Moments, Scale
 from opvi.types import LARGEST_VALUE, Array, Batch, Key, Particles, Predicted, Scalar
 
@@ -56,6 +59,7 @@ class RegressorState(NamedTuple):
     round: Array
     rows: Array
     gates: Gates | None = None  # of tables with many columns
+    memory: Memory | None = None  # rows beside the networks
 
 
 class RegressorInfo(NamedTuple):
@@ -80,6 +84,8 @@ class Networks:
     warm_up: int
     budget: float
     settings: Settings
+    # None: what `neighbours.kept` says; an older opvi had none.
+    memory_rows: int | None = field(default=None, metadata={"off": 0})
 
     @cached_property
     def network(self) -> MLP:
@@ -90,6 +96,11 @@ class Networks:
     def gated(self) -> bool:
         """Whether columns fade that do not help; a linear model's own shrinkage is exact."""
         return bool(self.hidden) and self.features > GATED_ABOVE
+
+    @property
+    def remembered(self) -> int:
+        """How many rows are kept beside the networks."""
+        return neighbours.kept(self.memory_rows, self.features, memories.FACTS, bool(self.hidden))
 
     @cached_property
     def blocks(self) -> Blocks:
@@ -149,7 +160,10 @@ def predicted(sampler: Networks, state: RegressorState, z: Array) -> Combined:
     past = state.past._replace(matrices=state.past.matrices[few])
     kind = sampler.each("kind", z)
     doubt = _linearised(sampler, state.particles[few], kind[few], past, z).variance
-    return calibration.combine(state.calibration, means(state.particles, kind), doubt, z)
+    known, mean = state.calibration, means(state.particles, kind)
+    kept = sampler.remembered, sampler.half_life
+    recalled = memories.recall(state.memory, state.scale, state.gates, z, known.error, *kept)
+    return memories.combine(state.memory, recalled, known, mean, doubt, z)[1]
 
 
 def absorb(
@@ -252,14 +266,14 @@ def _learn_errors(
     return state._replace(calibration=known, error=error)
 
 
-def _contributions(sampler: Networks, state: RegressorState, z: Array) -> Array:
-    r"""Return what each column adds to the prediction, $z_j\, \partial \bar f / \partial z_j$: `[B, F]`."""
+def _slopes(sampler: Networks, state: RegressorState, z: Array) -> Array:
+    r"""Return the gradients of the networks' prediction, $\partial \bar f / \partial z_j$: `[B, F]`."""
 
     def mean(z: Array) -> Array:
         each = jax.vmap(lambda w, kind: layers.output(sampler.network, w, kind, z))
         return (state.calibration.weights @ each(state.particles, sampler.each("kind", z))).sum()
 
-    return z * jax.grad(mean)(z)
+    return jax.grad(mean)(z)
 
 
 def _learn_chunk(
@@ -270,7 +284,10 @@ def _learn_chunk(
     z, target = standardised(state, x, y)
     seen = linearise(sampler, state, z)
     doubt = seen.variance[calibration.trusted(state.calibration)]
-    one = calibration.combine(state.calibration, seen.mean, doubt, z)
+    known, begun = state.calibration, state.scaled_at > 0
+    kept = sampler.remembered, sampler.half_life
+    recalled = memories.recall(state.memory, state.scale, state.gates, z, known.error, *kept)
+    plain, one, depends = memories.combine(state.memory, recalled, known, seen.mean, doubt, z)
     unit, centre = scaling.divisor(state.scale)[-1], state.scale.mean[-1]
     scores = calibration.scored(state.calibration, one, target)
     predicted = Predicted(
@@ -278,19 +295,23 @@ def _learn_chunk(
         one.mean * unit + centre,
         calibration.level(state.calibration, scores),
     )
+    if state.gates is not None or state.memory is not None:
+        slope = _slopes(sampler, state, z)
+        rows = memories.Rows(x, y, weight, target, plain.mean, slope)
+        memory = memories.learn(state.memory, recalled, rows, state.scale, known.error, begun, sampler.remembered)
+        state = state._replace(memory=memory)
     if state.gates is not None:
-        helped = _contributions(sampler, state, z)
-        scored = jnp.where(state.scaled_at > 0, weight, 0)
-        state = state._replace(gates=gates.update(state.gates, helped, target - one.mean, scored))
-    state = _learn_errors(state, seen.mean, one, scores, z, target, weight)
+        scored = jnp.where(begun, weight, 0)
+        state = state._replace(gates=gates.update(state.gates, z * slope, target - plain.mean, scored))
+    state = _learn_errors(state, seen.mean, one, scores, depends, target, weight)
     moments = scaling.update(state.moments, jnp.concatenate([x, y[:, None]], 1), weight, SCALE_MEMORY)
     state = state._replace(moments=moments)
     forgetting = sampler.each("forgetting", target) ** (weight.sum() / USUAL_ROWS)
     before = state.particles
     early = moments.seen <= sampler.warm_up
     state, renewed = rescaled(sampler, state, early)
-    rows = *standardised(state, x, y), weight
-    state = absorb(sampler, state, seen, rows, forgetting, early | renewed)
+    now = *standardised(state, x, y), weight
+    state = absorb(sampler, state, seen, now, forgetting, early | renewed)
     return state, (predicted, root_mean_square(state.particles - before))
 
 
@@ -362,16 +383,17 @@ def relearn(sampler: Networks, key: Key, state: RegressorState, batch: Batch) ->
 def start(sampler: Networks, w: Particles) -> RegressorState:
     """Return the state of networks with these weights before any row."""
     dtype, zero = w.dtype, jnp.zeros((), jnp.int32)
-    moments = scaling.start(sampler.features + 1, dtype)
+    moments, kept = scaling.start(sampler.features + 1, dtype), sampler.remembered
     return RegressorState(
         w,
         covariance.start(prior_variance(sampler, w)),
         jnp.ones(len(w), dtype),
-        calibration.start(len(w), sampler.features, dtype),
+        calibration.start(len(w), sampler.features + (memories.EXTRA if kept else 0), dtype),
         moments,
         scaling.scale_of(moments),
         jnp.zeros((), dtype),
         zero,
         zero,
         gates.start(sampler.features, dtype) if sampler.gated else None,
+        memories.start(kept, sampler.features, dtype) if kept else None,
     )

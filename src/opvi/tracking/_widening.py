@@ -9,7 +9,10 @@ import numpy as np
 from opvi.filters._covariance import Blocks, within
 from opvi.filters._kfac import SMALL, WANDERING_DAMPING, KFACState
 from opvi.targets import MLP
+from opvi.tracking._class_memory import ClassMemory, Kept
 from opvi.tracking._classifier import ClassifierState
+from opvi.tracking._memory import Memory
+from opvi.tracking._metric import Metric
 from opvi.tracking._regressor import BUDGET, RegressorState
 
 RELU_SPREAD = 2.0  # squared, of the starting weights of the classifier's ReLU networks, whose weights wander
@@ -25,7 +28,8 @@ def widened_regressor(old: RegressorState, fresh: RegressorState, hidden: tuple[
     # Where each of the old parameters goes: only the first layer's weights, input by input, are more.
     width = networks[0].shapes[0][1]
     places = np.r_[0 : columns * width, wide * width : networks[1].dim]
-    shape = np.r_[0 : columns + 1, wide + 1 : wide + 4]  # 1, the columns, three more: see `calibration._features`
+    others = len(fresh.calibration.shape) - wide - 1  # after 1 and the columns: see `calibration._features`
+    shape = np.r_[0 : columns + 1, wide + 1 : wide + 1 + others]
     column = np.r_[0:columns, wide]  # X, then y
     known = fresh.calibration._replace(
         **{name: getattr(old.calibration, name) for name in ("weights", "products", "seen", "error", "rounds")},
@@ -59,6 +63,7 @@ def widened_regressor(old: RegressorState, fresh: RegressorState, hidden: tuple[
             mean=_put(fresh.scale.mean, column, old.scale.mean), sd=_put(fresh.scale.sd, column, old.scale.sd)
         ),
         gates=gates,
+        memory=None if fresh.memory is None or old.memory is None else _memory(old.memory, fresh.memory),
     )
 
 
@@ -82,7 +87,40 @@ def widened_classifier(old: ClassifierState, fresh: ClassifierState) -> Classifi
         exponents=old.exponents._replace(
             value=old.exponents.value[members], covariance=old.exponents.covariance[members, members]
         ),
+        memory=None if fresh.memory is None or old.memory is None else _class_memory(old.memory, fresh.memory),
     )
+
+
+def _memory(old: Memory, fresh: Memory) -> Memory:
+    """Rows kept before a column came have nothing there, which counts as its mean."""
+    x, facts = _rows(old.x, old.facts, fresh.x, fresh.facts)
+    return old._replace(x=x, facts=facts, metric=_metric(old.metric, fresh.metric))
+
+
+def _class_memory(old: ClassMemory, fresh: ClassMemory) -> ClassMemory:
+    classes = np.s_[..., : len(old.shares)]
+    return old._replace(
+        all=Kept(*_rows(*old.all, *fresh.all)),
+        recent=Kept(*_rows(*old.recent, *fresh.recent)),
+        shares=_put(jnp.zeros_like(fresh.shares), classes, old.shares),
+        last=_put(jnp.zeros_like(fresh.last), classes, old.last),
+        metric=_metric(old.metric, fresh.metric),
+    )
+
+
+def _rows(x: Any, facts: Any, wide_x: Any, wide_facts: Any) -> tuple[Any, Any]:
+    count = min(len(x), len(wide_x))  # a wider memory has room for fewer
+    unknown = np.full(wide_x.shape, np.nan, wide_x.dtype)
+    return _put(unknown, np.s_[:count, : x.shape[1]], x[:count]), _put(wide_facts, np.s_[:count], facts[:count])
+
+
+def _metric(old: Metric, fresh: Metric) -> Metric:
+    columns = np.s_[: len(old.root)]
+    if fresh.root.ndim == 1:  # of many columns, each by itself
+        slopes, root = (np.diagonal(a) if a.ndim == 2 else a for a in (old.slopes, old.root))
+        return old._replace(slopes=_put(fresh.slopes, columns, slopes), root=_put(fresh.root, columns, root))
+    corner = (columns, columns)
+    return old._replace(slopes=_put(fresh.slopes, corner, old.slopes), root=_put(fresh.root, corner, old.root))
 
 
 def _put(into: Any, where: Any, what: Any) -> Any:

@@ -30,6 +30,9 @@ class Classifier(OnlineModel, base.MiniBatchClassifier):
         How many networks: a multiple of 4, or of 2 if a half-life is given.
     half_life
         In rows; data older than that count half. None determines how fast to forget.
+    neighbour_rows
+        Rows kept beside the networks, of which the nearest take part in predictions; what 16 MB hold if None, none for
+        linear models; 0 for none.
     buffer
         Rows learnt from at once, from 1 to 32.
     max_features
@@ -54,7 +57,9 @@ class Classifier(OnlineModel, base.MiniBatchClassifier):
         buffer: int = 20,
         max_features: int = 256,
         seed: int | None = None,
+        neighbour_rows: int | None = None,
     ):
+        self.neighbour_rows = neighbour_rows
         self._start((1, 2), hidden, n_particles, half_life, buffer, max_features, seed)
         self._labels: dict[Hashable, int] = {}
 
@@ -63,7 +68,13 @@ class Classifier(OnlineModel, base.MiniBatchClassifier):
         return True
 
     def _sampler(self, sizes: tuple[int, ...]) -> Sampler:
-        return classifier(*sizes, hidden=self.hidden, particles=self.n_particles, half_life=self.half_life)
+        return classifier(
+            *sizes,
+            hidden=self.hidden,
+            particles=self.n_particles,
+            half_life=self.half_life,
+            memory_rows=self.neighbour_rows,
+        )
 
     def _widened(self, fresh: Tree) -> State:
         return widened_classifier(self._state, fresh)

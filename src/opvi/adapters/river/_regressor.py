@@ -40,6 +40,9 @@ class Regressor(OnlineModel, base.MiniBatchRegressor):
         In rows; data older than that count half. None determines how fast to forget.
     warm_up
         So many rows at the start are learnt in pairs: slower, and better while little is known.
+    neighbour_rows
+        Rows kept beside the networks, of which the nearest take part in predictions; what 16 MB hold if None, none for
+        linear models; 0 for none.
     buffer
         Rows learnt from at once, from 1 to 32.
     max_features
@@ -65,7 +68,9 @@ class Regressor(OnlineModel, base.MiniBatchRegressor):
         buffer: int = 20,
         max_features: int = 256,
         seed: int | None = None,
+        neighbour_rows: int | None = None,
     ):
+        self.neighbour_rows = neighbour_rows
         self.warm_up = warm_up
         self._target_origin = 0.0  # subtracted from y, where it lies far from 0
         self._start((1,), hidden, n_particles, half_life, buffer, max_features, seed)
@@ -77,6 +82,7 @@ class Regressor(OnlineModel, base.MiniBatchRegressor):
             particles=self.n_particles,
             half_life=self.half_life,
             warm_up=self.warm_up,
+            memory_rows=self.neighbour_rows,
             budget=BUDGET,  # as `widened_regressor` takes it: features come one by one
         )
 

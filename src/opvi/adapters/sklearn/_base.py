@@ -67,12 +67,13 @@ class OnlineEstimator(BaseEstimator):
             hidden = tuple(int(width) if isinstance(width, np.integer) else width for width in hidden)
         half_life = None if self.half_life is None else float(self.half_life)
         particles = None if self.n_particles is None else whole("n_particles", self.n_particles, 1)
-        return {"hidden": hidden, "particles": particles, "half_life": half_life}
+        kept = None if self.neighbour_rows is None else whole("neighbour_rows", self.neighbour_rows, 0)
+        return {"hidden": hidden, "particles": particles, "half_life": half_life, "memory_rows": kept}
 
     def _begin(self, *sizes: int) -> None:
         """Start anew, for data of these sizes."""
         whole("n_epochs", self.n_epochs, 1)
-        self._used = {**self._settings(), "memory_rows": whole("memory_rows", self.memory_rows, 0)}
+        self._used, self._again = self._settings(), whole("memory_rows", self.memory_rows, 0)
         made = self._made(*sizes)
         self._hidden, sampler = made.hidden, self._remembering(made)  # type: ignore[attr-defined]
         random = self.random_state
@@ -84,7 +85,7 @@ class OnlineEstimator(BaseEstimator):
 
     def _remembering(self, sampler: Sampler) -> Sampler:
         """The sampler with the memory that was asked for when learning began."""
-        return remembering(sampler, self._used["memory_rows"]) if self._used["memory_rows"] else sampler
+        return remembering(sampler, self._again) if self._again else sampler
 
     @property
     def tracker_(self) -> Sampler:

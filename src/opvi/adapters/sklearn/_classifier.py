@@ -37,6 +37,8 @@ class OPVIClassifier(ClassifierMixin, OnlineEstimator):
         n_particles: how many networks: a multiple of 4, or of 2 if a half-life is given.
         half_life: in rows; data older than that count half. None determines how fast to forget.
         memory_rows: keep a uniform sample of so many rows, and learn from some of them again with every batch.
+        neighbour_rows: rows kept beside the networks, of which the nearest take part in predictions; what 16 MB hold
+            if None, none for linear models; 0 for none.
         n_epochs: passes of `fit`. Passes after the first teach the parameters, not the calibration.
         shuffle: whether `fit` goes through the rows in random order. False for rows in the order of time.
         random_state: a seed, or what scikit-learn makes one of.
@@ -50,6 +52,7 @@ class OPVIClassifier(ClassifierMixin, OnlineEstimator):
         n_particles: int = 20,
         half_life: float | None = None,
         memory_rows: int = 0,
+        neighbour_rows: int | None = None,
         n_epochs: int = 1,
         shuffle: bool = True,
         random_state: Seed = None,
@@ -59,6 +62,7 @@ class OPVIClassifier(ClassifierMixin, OnlineEstimator):
         self.n_particles = n_particles
         self.half_life = half_life
         self.memory_rows = memory_rows
+        self.neighbour_rows = neighbour_rows
         self.n_epochs = n_epochs
         self.shuffle = shuffle
         self.random_state = random_state
@@ -83,8 +87,7 @@ class OPVIClassifier(ClassifierMixin, OnlineEstimator):
         met = np.concatenate([self._met, fresh])  # in the order of the model
         if len(met) > self._room:
             room = room_for(len(met))
-            settings = {name: value for name, value in self._used.items() if name != "memory_rows"}
-            sampler = self._remembering(classifier(self._width, room, **settings))
+            sampler = self._remembering(classifier(self._width, room, **self._used))
             engine = Engine(sampler, self._seed, batch=BATCH)
             engine.state, self._room = carried(self._engine.state, engine.state), room
             self._engine = engine  # before the classes: whoever predicts meanwhile takes those first

@@ -41,6 +41,8 @@ class OPVIRegressor(RegressorMixin, OnlineEstimator):
         n_particles: how many networks; chosen from the number of columns if None.
         half_life: in rows; data older than that count half. None determines how fast to forget.
         memory_rows: keep a uniform sample of so many rows, and learn from some of them again with every batch.
+        neighbour_rows: rows kept beside the networks, of which the nearest take part in predictions; what 16 MB hold
+            if None, none for linear models; 0 for none.
         warm_up: so many rows at the start are learnt in pairs, which is slower and better while little is known.
         n_epochs: passes of `fit`. Passes after the first teach the parameters, not the calibration.
         shuffle: whether `fit` goes through the rows in random order. False for rows in the order of time.
@@ -55,6 +57,7 @@ class OPVIRegressor(RegressorMixin, OnlineEstimator):
         n_particles: int | None = None,
         half_life: float | None = None,
         memory_rows: int = 0,
+        neighbour_rows: int | None = None,
         warm_up: int = EARLY_ROWS,
         n_epochs: int = 1,
         shuffle: bool = True,
@@ -65,6 +68,7 @@ class OPVIRegressor(RegressorMixin, OnlineEstimator):
         self.n_particles = n_particles
         self.half_life = half_life
         self.memory_rows = memory_rows
+        self.neighbour_rows = neighbour_rows
         self.warm_up = warm_up
         self.n_epochs = n_epochs
         self.shuffle = shuffle

@@ -20,7 +20,7 @@ if TYPE_CHECKING:  # loading them takes a second, which `opvi --help` must not
 # Options that are settled when a run begins.
 SHAPING = (
     *("task", "classes", "leave_out", "first_rows", "decimal", "thousands", "date_format", "na", "fold_case"),
-    *("positive", "counts", "hidden", "particles", "half_life", "memory_rows", "seed"),
+    *("positive", "counts", "hidden", "particles", "half_life", "memory_rows", "neighbour_rows", "seed"),
 )
 DRIFTED = 3  # the exit status where the data changed
 
@@ -65,6 +65,12 @@ def add_learn(commands: Commands) -> None:
         help="older rows count half; determined from the data if omitted",
     )
     command.add_argument("--memory-rows", type=between(0, 10**7), metavar="N", help="rows kept to learn from again")
+    command.add_argument(
+        "--neighbour-rows",
+        type=between(0, 10**7),
+        metavar="N",
+        help="rows kept to predict by the nearest of them; 0: none",
+    )
     command.add_argument("--seed", type=between(0, 2**32 - 1), metavar="N", help="of random numbers (default: 0)")
     command.add_argument(
         "--save-every", type=above_zero, default=30.0, metavar="SECONDS", help="between checkpoints (default: 30)"

@@ -20,6 +20,9 @@ WHILE_LEARNING = 4  # times its state a model needs, for temporaries and checkpo
 SAMPLE = 256  # rows kept for the report, a uniform sample of all that were learnt
 
 
+OLDER = {"neighbour_rows": 0}  # of settings that an older opvi did not have
+
+
 class Settings(NamedTuple):
     """What a user may choose about the model; the rest follows from the data."""
 
@@ -29,6 +32,7 @@ class Settings(NamedTuple):
     memory_rows: int = 0
     warm_up: int = EARLY_ROWS
     seed: int = 0
+    neighbour_rows: int | None = None  # None: what the task recommends; runs of an older opvi have 0
 
 
 def model(schema: Schema, settings: Settings, room: int | None = None) -> Sampler:
@@ -43,12 +47,22 @@ def model(schema: Schema, settings: Settings, room: int | None = None) -> Sample
     made: Sampler
     if schema.task == "regression":
         made = regressor(
-            columns, hidden=settings.hidden, particles=particles, half_life=half_life, warm_up=settings.warm_up
+            columns,
+            hidden=settings.hidden,
+            particles=particles,
+            half_life=half_life,
+            warm_up=settings.warm_up,
+            memory_rows=settings.neighbour_rows,
         )
     else:
         room = room or max(2, len(schema.classes))
         made = classifier(
-            columns, room, hidden=widths(schema, settings), particles=particles or 20, half_life=half_life
+            columns,
+            room,
+            hidden=widths(schema, settings),
+            particles=particles or 20,
+            half_life=half_life,
+            memory_rows=settings.neighbour_rows,
         )
     if settings.memory_rows:
         made = remembering(made, settings.memory_rows)
@@ -95,7 +109,7 @@ def describes(text: object, schema: Schema, settings: Settings) -> bool:
     """Whether a checkpoint's description is of this schema and these settings; an older opvi had fewer of them."""
     try:
         columns, chosen = json.loads(str(text))
-        before = Settings(**chosen)
+        before = Settings(**{**OLDER, **chosen})
         before = before._replace(hidden=None if before.hidden is None else tuple(before.hidden))
         return Schema.from_json(columns) == schema and before == settings
     except (ValueError, TypeError):
@@ -110,7 +124,7 @@ def described(schema: Schema, settings: Settings) -> str:
 def about_model(run: RunDirectory, about: Json) -> tuple[Schema, Settings]:
     """Return the schema and the settings that a run's folder names."""
     try:
-        settings = Settings(**about["settings"])
+        settings = Settings(**{**OLDER, **about["settings"]})
         hidden = None if settings.hidden is None else tuple(settings.hidden)
         return Schema.from_json(about["schema"]), settings._replace(hidden=hidden)
     except (KeyError, TypeError, ValueError, AttributeError) as error:

@@ -7,6 +7,7 @@ import numpy as np
 from opvi.app.report._contents import Coefficient, Projection
 from opvi.app.report._effects import BAND, ROWS, confirmed, innermost, said, spread_out
 from opvi.filters._covariance import variances
+from opvi.tracking._class_memory import MEMBERS
 from opvi.tracking._layers import RELU, SINE, TANH
 from opvi.tracking._regressor import Regressor, RegressorState
 from opvi.tracking._scaling import divisor
@@ -79,9 +80,10 @@ def _line(sampler: Regressor, state: RegressorState, features: Sequence[str]) ->
 
 
 def _groups(state: Tree, count: int) -> list[str]:
-    """What kind each component is: the networks in their order, then the filters."""
+    """What kind each component is: the networks in their order, then rows remembered, then the filters."""
     names = NETWORKS if len(state.networks) == 4 else ("ReLU network", "tanh network")
     groups = [name for name, net in zip(names, state.networks, strict=False) for _ in range(len(net.particles))]
+    groups += ["rows remembered"] * (0 if state.memory is None else MEMBERS)
     return groups + ["linear filter"] * (count - len(groups))
 
 
@@ -95,7 +97,7 @@ def _lines(state: Tree, features: Sequence[str], classes: Sequence[str]) -> list
     C = min(C, max(2, len(classes)))  # a model may have room for more
     w, own = w[:, :C], np.einsum("ncfdf->nfcd", covariance)[:, :, :C, :C]  # [n, F + 1, C, C]
     contrast = np.array([[-1.0, 1.0]]) if C == 2 else np.eye(C) - 1 / C
-    share = np.exp(np.asarray(state.log_weights, float))
+    share = np.exp(np.asarray(state.log_weights, float))[-len(w) :]  # after those of rows remembered
     share = (share / share.sum())[:, None, None]
     values = np.einsum("kc,ncf->nkf", contrast, w)
     spread = np.einsum("kc,nfcd,kd->nkf", contrast, own, contrast)

@@ -17,6 +17,7 @@ from opvi.scale.fleet._ids import Id, as_arrays, checked_id, checked_ids, coded,
 from opvi.scale.fleet._keyed import Keyed, Rounds, at_least_one, in_one
 from opvi.scale.fleet._pool import Population, pooled, with_population
 from opvi.scale.fleet._store import Store
+from opvi.tracking._neighbours import without_memory
 from opvi.types import Data, Info, Key, Sampler, Seed, Start, State, Tree, as_key
 
 POOLED = 4096  # models that a population is learnt from
@@ -96,7 +97,7 @@ class Fleet:
             raise ValueError(f'`on_bad` is {on_bad!r}, but must be "raise" or "skip".')
         if forget_after is not None and not forget_after > 0:
             raise ValueError(f"`forget_after` is {forget_after!r}, but must be a number of seconds greater than 0.")
-        self.sampler, self.batch_size, self.on_bad = sampler, int(batch_size), on_bad
+        self.sampler, self.batch_size, self.on_bad = without_memory(sampler), int(batch_size), on_bad
         self.skipped = 0  # bad rows left out
         self.diverged = 0  # rounds whose update was not finite: those models stayed as they were
         self.cursor: Tree = None  # as it was last saved
@@ -104,7 +105,7 @@ class Fleet:
         self._hot, self._lock, self.pool = hot, threading.RLock(), pool
         self._population: Population | None = None
         self._rounds = self._pooled_at = 0  # learnt by this object, and at the last look at the population
-        keyed = Keyed(sampler, **self._given)  # enough to start models; another comes with the first rows
+        keyed = Keyed(self.sampler, **self._given)  # enough to start models; another comes with the first rows
         self._store = Store(None if path is None else Path(path), forget_after)
         self._use(keyed)
         try:

@@ -1,0 +1,89 @@
+"""River's bundled streams, row by row, beside River's own models: `python -m benchmarks.river_streams`."""
+
+import argparse
+import json
+import math
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from river import datasets, ensemble, evaluate, forest, linear_model, metrics, neighbors, optim, preprocessing, tree
+
+from benchmarks.machine import machine
+from opvi.adapters.river import Classifier, Regressor
+
+SEED = 0
+OURS = "opvi"
+
+
+def _regressors() -> dict[str, Callable[[], Any]]:
+    def scaled(model: Any) -> Any:
+        return preprocessing.StandardScaler() | preprocessing.TargetStandardScaler(regressor=model)
+
+    return {
+        OURS: lambda: Regressor(buffer=1, seed=SEED),
+        "opvi, without memory": lambda: Regressor(buffer=1, seed=SEED, neighbour_rows=0),
+        "adaptive random forest": lambda: forest.ARFRegressor(seed=SEED),
+        "aggregated Mondrian forest": lambda: forest.AMFRegressor(seed=SEED),
+        "streaming random patches": lambda: ensemble.SRPRegressor(seed=SEED),
+        "nearest neighbours": lambda: preprocessing.StandardScaler() | neighbors.KNNRegressor(),
+        "linear": lambda: scaled(linear_model.LinearRegression(optim.SGD(0.01))),
+    }
+
+
+def _classifiers() -> dict[str, Callable[[], Any]]:
+    def bagged() -> Any:
+        return ensemble.LeveragingBaggingClassifier(tree.HoeffdingTreeClassifier(), seed=SEED)
+
+    return {
+        OURS: lambda: Classifier(buffer=1, seed=SEED),
+        "opvi, without memory": lambda: Classifier(buffer=1, seed=SEED, neighbour_rows=0),
+        "adaptive random forest": lambda: forest.ARFClassifier(seed=SEED),
+        "aggregated Mondrian forest": lambda: forest.AMFClassifier(seed=SEED),
+        "streaming random patches": lambda: ensemble.SRPClassifier(seed=SEED),
+        "leveraging bagging": bagged,
+        "nearest neighbours": lambda: preprocessing.StandardScaler() | neighbors.KNNClassifier(),
+        "linear": lambda: preprocessing.StandardScaler() | linear_model.SoftmaxRegression(),
+    }
+
+
+STREAMS: dict[str, Callable[[], Any]] = {
+    name: getattr(datasets, name) for name in ("ChickWeights", "TrumpApproval", "Phishing", "ImageSegments", "Bananas")
+}
+REGRESSIONS = ("ChickWeights", "TrumpApproval")
+
+
+def score(stream: str, make: Callable[[], Any]) -> dict[str, float]:
+    """What River's own evaluation says, and the processor's seconds."""
+    begun = time.process_time()
+    if stream in REGRESSIONS:
+        found = {"MAE": metrics.MAE()}
+    else:
+        found = {"accuracy": metrics.Accuracy(), "log loss": metrics.CrossEntropy()}
+    both = metrics.base.Metrics(list(found.values()))
+    evaluate.progressive_val_score(STREAMS[stream](), make(), both)
+    seconds = time.process_time() - begun
+    return {**{name: metric.get() for name, metric in found.items()}, "seconds": seconds}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.river_streams", description=__doc__)
+    parser.add_argument("--out", type=Path, default=Path("bench-output"))
+    parser.add_argument("--only", action="append", default=[], help="streams; repeat")
+    options = parser.parse_args()
+    options.out.mkdir(parents=True, exist_ok=True)
+    path = options.out / "river-streams.json"
+    results: dict[str, dict[str, Any]] = {}
+    for stream in options.only or STREAMS:
+        results[stream] = {}
+        for name, make in (_regressors() if stream in REGRESSIONS else _classifiers()).items():
+            found = score(stream, make)
+            results[stream][name] = {key: value if math.isfinite(value) else None for key, value in found.items()}
+            print(stream, name, *(f"{key} {value:.4f}" for key, value in found.items()), flush=True)
+            report = {"machine": machine("python -m benchmarks.river_streams"), "seed": SEED, "results": results}
+            path.write_text(json.dumps(report, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,66 @@
+r"""Distances that follow what a model has learnt: directions in which its output does not move count little.
+
+$$d(a, b)^2 = (a - b)^\top G^{3/4} (a - b), \qquad G = \operatorname{mean} \nabla f \nabla f^\top$$
+
+over the gradients of recent rows.
+"""
+
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from opvi.types import Array, Scalar
+
+USUAL_ROWS = 20.0
+POWER = 0.75
+FLATTEST = 1e-4  # of the eigenvalues, as a share of their mean
+WIDEST = 64  # columns whose directions are told apart; of more, each column by itself
+MEMORY = 0.995  # of the gradients, for 20 rows; at first all count alike
+EVERY = 16  # batches of the usual size: how often the root is taken anew, after as many at first
+
+
+class Metric(NamedTuple):
+    """Gradients remembered, and the linear map after which distances are Euclidean."""
+
+    slopes: Array  # [F, F], or [F] of many columns: running mean of outer products, of squares
+    root: Array  # in the same form
+    rounds: Scalar  # batches of the usual size
+
+
+def start(features: int, dtype: jnp.dtype) -> Metric:
+    """Return the Euclidean metric."""
+    flat = jnp.eye(features, dtype=dtype) if features <= WIDEST else jnp.ones(features, dtype)
+    return Metric(jnp.zeros_like(flat), flat, jnp.zeros((), dtype))
+
+
+def through(metric: Metric, z: Array) -> Array:
+    """Return rows between which Euclidean distances are those of the metric; what is missing is at the mean."""
+    z = jnp.where(jnp.isnan(z), 0, z)
+    return jnp.matmul(z, metric.root, precision="highest") if metric.root.ndim == 2 else z * metric.root[None]
+
+
+def update(metric: Metric, slope: Array, weight: Array) -> Metric:
+    """Return the metric after a batch with gradients `[B, F]`."""
+    total = weight.sum()
+    rounds = metric.rounds + total / USUAL_ROWS
+    gain = 1 - jnp.minimum(MEMORY, metric.rounds / (1 + metric.rounds)) ** (total / USUAL_ROWS)
+    by = slope * (weight / jnp.maximum(total, 1e-30))[:, None]
+    outer = jnp.matmul(by.T, slope, precision="highest") if metric.slopes.ndim == 2 else (by * slope).sum(0)
+    slopes = metric.slopes + gain * (outer - metric.slopes)
+    good = (total > 0) & jnp.isfinite(slopes).all()
+    slopes = jnp.where(good, slopes, metric.slopes)
+    due = (rounds <= EVERY) | (jnp.floor(rounds / EVERY) > jnp.floor(metric.rounds / EVERY))
+    root = jax.lax.cond(good & due, _root, lambda _: metric.root, slopes)
+    return Metric(slopes, root, jnp.where(good, rounds, metric.rounds))
+
+
+def _root(slopes: Array) -> Array:
+    """Return the square root of the slopes' power."""
+    if slopes.ndim == 1:
+        size = slopes + FLATTEST * slopes.mean() + 1e-30
+        return (size / size.mean()) ** (POWER / 2)
+    value, vector = jnp.linalg.eigh(slopes)
+    value = jnp.maximum(value, 0) + FLATTEST * jnp.trace(slopes) / len(slopes) + 1e-30
+    size = (value / value.mean()) ** (POWER / 2)
+    return jnp.matmul(vector * size[None], vector.T, precision="highest")

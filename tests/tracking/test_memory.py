@@ -1,0 +1,193 @@
+"""Rows remembered beside the networks, against NumPy and against what they are for."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from scipy.optimize import nnls
+
+import opvi
+from opvi.running._settings import settings
+from opvi.tracking import _class_memory as classes
+from opvi.tracking import _memory as memories
+from opvi.tracking._neighbours import without_memory
+from opvi.tracking._scaling import Scale
+
+RNG = np.random.default_rng(1)
+SCALE = Scale(jnp.asarray([1.0, -2.0, 5.0]), jnp.asarray([2.0, 0.5, 3.0]))  # two columns, then y
+ERROR = jnp.float32(0.25)
+
+
+def batch(count, weight=None):
+    x = RNG.normal([1.0, -2.0], [2.0, 0.5], size=(count, 2)).astype(np.float32)
+    y = RNG.normal(5, 3, size=count).astype(np.float32)
+    weight = np.ones(count, np.float32) if weight is None else np.asarray(weight, np.float32)
+    target, mean = (y - 5) / 3, RNG.normal(size=count).astype(np.float32) / 2
+    return memories.Rows(*map(jnp.asarray, (x, y, weight, target, mean, np.zeros((count, 2), np.float32))))
+
+
+def remembered(count=40, rows=1000, **more):
+    """A memory with one batch in it, and the batch."""
+    memory = memories.start(rows, 2, jnp.float32)._replace(rounds=jnp.float32(1), typical=jnp.float32(1e6))
+    one = batch(count, **more)
+    told = memories.recall(memory, SCALE, None, one.x, ERROR, rows, None)
+    return memories.learn(memory, told, one, SCALE, ERROR, jnp.array(True), rows), one
+
+
+def test_nothing_is_said_before_the_first_row():
+    memory = memories.start(1000, 2, jnp.float32)
+    told = memories.recall(memory, SCALE, None, jnp.ones((3, 2)), ERROR, 1000, None)
+    for part in told:
+        assert not np.asarray(part).any()
+
+
+@pytest.mark.parametrize("half_life", [None, 50.0])
+def test_errors_and_targets_of_the_nearest_are_averaged(half_life):
+    memory, rows = remembered(weight=RNG.uniform(0.5, 2, size=40))
+    memory = memory._replace(clock=memory.clock + 50)  # rows that left no trace here
+    z = RNG.normal(size=(5, 2)).astype(np.float32)
+    told = memories.recall(memory, SCALE, None, jnp.asarray(z), ERROR, 1000, half_life)
+    stored = (np.asarray(rows.x) - [1.0, -2.0]) / [2.0, 0.5]
+    error, y = np.asarray(rows.target - rows.mean), np.asarray(rows.target)
+    fade = 1.0 if half_life is None else 0.5
+    for i in range(5):
+        far = ((stored - z[i]) ** 2).sum(1)
+        near = np.argsort(far)[:8]
+        w = 1 / (far[near] / far[near].mean() + 0.01)
+        w = w / w.max() * np.asarray(rows.weight)[near] * fade
+        assert float(told.error[i]) == pytest.approx((w * error[near]).sum() / (w.sum() + 0.5), rel=1e-3, abs=1e-5)
+        assert float(told.target[i]) == pytest.approx((w * y[near]).sum() / (w.sum() + 0.5), rel=1e-3, abs=1e-5)
+        assert float(told.mass[i]) == pytest.approx(w.sum() / (w.sum() + 0.5), rel=1e-3)
+
+
+def test_errors_of_times_when_the_networks_were_worse_count_less():
+    memory, _ = remembered()
+    half = jnp.where(jnp.arange(len(memory.facts)) % 2 == 0, 100.0, 1.0)
+    doubtful = memory._replace(facts=memory.facts.at[:, 2].multiply(half))
+    sure = memory._replace(facts=memory.facts.at[::2, 3].set(0.01).at[:, 2].set(1.0))
+    z = jnp.asarray(RNG.normal(size=(5, 2)), jnp.float32)
+    said = [memories.recall(m, SCALE, None, z, ERROR, 1000, None).error for m in (doubtful, sure)]
+    np.testing.assert_allclose(*said, rtol=2e-2, atol=1e-4)
+
+
+def test_padding_is_never_kept_and_teaches_nothing():
+    memory, _ = remembered()
+    told = memories.recall(memory, SCALE, None, jnp.zeros((3, 2)), ERROR, 1000, None)
+    empty = batch(3, weight=np.zeros(3))._replace(x=jnp.full((3, 2), 7.0))
+    same = memories.learn(memory, told, empty, SCALE, ERROR, jnp.array(True), 1000)
+    jax.tree.map(np.testing.assert_array_equal, same, memory)
+
+
+def test_a_wild_target_is_kept_as_no_more_than_a_large_error():
+    memory, _rows = remembered()
+    memory = memory._replace(typical=jnp.float32(0.3))  # of y: 0.1 standardised
+    wild = batch(3)
+    wild = wild._replace(target=wild.mean + jnp.asarray([100.0, -100.0, 0.01]))
+    told = memories.recall(memory, SCALE, None, jnp.zeros((3, 2)), ERROR, 1000, None)
+    after = memories.learn(memory, told, wild, SCALE, ERROR, jnp.array(True), 1000)
+    kept = np.asarray(after.facts)[40:43]
+    bound = 3 * max(7.5 * 0.1, 0.5)
+    np.testing.assert_allclose(kept[:, 1], [bound, -bound, 0.03], rtol=1e-4)
+    np.testing.assert_allclose(kept[:, 0] - kept[:, 1], 5 + 3 * np.asarray(wild.mean), rtol=1e-4)
+
+
+def test_weights_are_those_of_nonnegative_least_squares():
+    for _ in range(5):
+        A = RNG.normal(size=(30, 2)) @ [[1.0, 0.6], [0.0, 0.5]]
+        b = RNG.normal(size=30) + A @ RNG.normal(size=2)
+        found = memories.nonnegative(jnp.asarray(A.T @ A, jnp.float32), jnp.asarray(A.T @ b, jnp.float32))
+        np.testing.assert_allclose(found, nnls(A, b)[0], atol=1e-3)
+
+
+@pytest.fixture(scope="module")
+def rough():
+    """Cells of two columns with levels of their own: easy for neighbours, hard for small networks."""
+    rng = np.random.default_rng(2)
+    X = rng.uniform(0, 6, size=(5000, 2)).astype(np.float32)
+    level = rng.normal(size=(6, 6))
+    y = 100 + 10 * (level[X[:, 0].astype(int), X[:, 1].astype(int)] + 0.1 * rng.normal(size=5000))
+    return X, y.astype(np.float32)
+
+
+def test_memory_is_used_where_it_helps_and_the_mixture_stays_calibrated(rough):
+    X, y = rough
+    errors = {}
+    for rows in (0, 3000):
+        tracker = opvi.regressor(2, hidden=(8,), particles=5, warm_up=0, memory_rows=rows)
+        state, _ = opvi.run(tracker, opvi.stream((X[:4000], y[:4000]), 20), 0)
+        said = tracker.predict(state, X[4000:])
+        errors[rows] = float(opvi.metrics.rmse(said, jnp.asarray(y[4000:])))
+    assert errors[3000] < 0.75 * errors[0]
+    assert float(state.memory.weights.sum()) > 0.5
+    # 1,000 rows: a standard error of 0.0095.
+    assert float(opvi.metrics.coverage(said, jnp.asarray(y[4000:]), 0.9)) == pytest.approx(0.9, abs=0.04)
+
+
+def test_memory_is_let_go_where_it_does_not_help():
+    """A line with noise: neighbours know nothing that a linear model does not."""
+    rng = np.random.default_rng(3)
+    X = rng.normal(size=(3000, 3)).astype(np.float32)
+    y = (X @ [1.0, -2.0, 0.5] + rng.normal(size=3000)).astype(np.float32)
+    tracker = opvi.regressor(3, hidden=(), particles=5, warm_up=0, memory_rows=2000)
+    state, _ = opvi.run(tracker, opvi.stream((X, y), 20), 0)
+    assert float(state.memory.weights.sum()) < 0.15
+    assert opvi.regressor(3, hidden=()).remembered == 0
+
+
+# --- classes ------------------------------------------------------------------------------------
+
+
+def test_labels_of_the_nearest_vote_and_those_of_the_last_fade():
+    x = RNG.normal(size=(30, 2)).astype(np.float32)
+    y, weight = RNG.integers(3, size=30), RNG.uniform(0.5, 2, size=30).astype(np.float32)
+    weight[7] = 0
+    memory = classes.start(100, 2, 3, jnp.float32)
+    memory = classes.learn(memory, *map(jnp.asarray, (x, y, weight)), jnp.zeros((30, 2)), 100)
+    z = RNG.normal(size=(4, 2)).astype(np.float32)
+    p = np.exp(np.asarray(classes.recall(memory, lambda rows: rows, jnp.asarray(z), 100, None)))
+    assert p.shape == (classes.MEMBERS, 4, 3)
+    np.testing.assert_allclose(p.sum(-1), 1, rtol=1e-4)
+    x, y, weight = (np.delete(a, 7, 0) for a in (x, y, weight))
+    named = np.eye(3)[y]
+    count = weight.sum()
+    shares = 1 / 3 + count / (count + 2) * (weight @ named / count - 1 / 3)
+    for i in range(4):
+        far = ((x - z[i]) ** 2).sum(1)
+        near = np.argsort(far)[:8]
+        w = 1 / (far[near] / far[near].mean() + 0.01)
+        votes = (w / w.max() * weight[near]) @ named[near] + 0.3 * shares
+        np.testing.assert_allclose(p[:2, i], np.tile(votes / votes.sum(), (2, 1)), rtol=2e-3)  # all of them are recent
+    for member, half_life in ((2, 5.0), (3, 20.0)):
+        w = weight * 0.5 ** ((count - np.cumsum(weight)) / half_life)
+        keep = 0.5 ** (count / half_life)
+        last = keep / 3 + (1 - keep) * (w @ named) / w.sum()
+        np.testing.assert_allclose(p[member, 0], 0.95 * last + 0.05 * shares, rtol=1e-3)
+
+
+@pytest.mark.slow
+def test_a_classifier_recalls_and_refuses_bad_rows():
+    rng = np.random.default_rng(4)
+    X = rng.uniform(0, 4, size=(1600, 2)).astype(np.float32)
+    y = (X.astype(int).sum(1) % 2).astype(np.int32)  # a chequerboard
+    scores = []
+    for rows in (0, 1000):
+        tracker = opvi.classifier(2, 2, hidden=(8,), particles=4, memory_rows=rows)
+        state, history = opvi.run(tracker, opvi.stream((X, y), 20), 0)
+        scores.append(float(history.info.log_predictive[-30:].mean()))
+    assert scores[1] > scores[0] + 0.1
+    bad, info = tracker.step(jax.random.key(0), state, opvi.batch((np.full((20, 2), np.nan, np.float32), y[:20])))
+    assert not info.finite
+    jax.tree.map(np.testing.assert_array_equal, bad.memory, state.memory)
+
+
+# --- where it is not ------------------------------------------------------------------------------
+
+
+def test_fleets_and_older_files_have_none_unless_asked():
+    made = opvi.regressor(3)
+    assert without_memory(made).remembered == 0
+    assert without_memory(opvi.watched(made)).sampler.remembered == 0
+    asked = opvi.regressor(3, memory_rows=50)
+    assert without_memory(asked) is asked
+    assert "memory_rows" not in settings(opvi.regressor(3, memory_rows=0))
+    assert settings(asked)["memory_rows"] == 50
