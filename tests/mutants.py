@@ -27,6 +27,41 @@ class Mutant(NamedTuple):
 
 MUTANTS = [
     Mutant(
+        "two rows of a batch in one place: the earlier one stays",
+        "src/opvi/tracking/_neighbours.py",
+        "(order[:, None] < order[None])",
+        "(order[:, None] > order[None])",
+        "tests/tracking/test_neighbours.py",
+    ),
+    Mutant(
+        "empty places are neighbours",
+        "src/opvi/tracking/_neighbours.py",
+        "(place < filled)[None]",
+        "(place < len(stored))[None]",
+        "tests/tracking/test_neighbours.py",
+    ),
+    Mutant(
+        "rows in memory do not fade",
+        "src/opvi/tracking/_memory.py",
+        "jnp.exp2((born - memory.clock) / half_life)",
+        "1.0",
+        "tests/tracking/test_memory.py",
+    ),
+    Mutant(
+        "a wild target is remembered as it is",
+        "src/opvi/tracking/_memory.py",
+        "jnp.clip(away, -bound, bound), away)",
+        "away, away)",
+        "tests/tracking/test_memory.py",
+    ),
+    Mutant(
+        "errors of bad times count fully",
+        "src/opvi/tracking/_memory.py",
+        "closeness * precision / jnp.maximum(precision.max(1, keepdims=True), 1e-30)",
+        "closeness",
+        "tests/tracking/test_memory.py",
+    ),
+    Mutant(
         "Gauss–Newton's half-life applied twice",
         "src/opvi/filters/_gauss_newton.py",
         "jnp.exp2(-batch.weight.sum() / at_round",
