@@ -263,6 +263,12 @@ def test_a_full_disk_refuses_rows_and_goes_on(run, begun, monkeypatch):
         refused = server.post("/v1/learn", rows[:3])
         full[0] = False
         taken = server.post("/v1/learn", rows[3:5])
+
+        def fails(file):
+            raise OSError(errno.EIO, "Input/output error")
+
+        monkeypatch.setattr(_log.os, "fdatasync", fails)
+        assert server.post("/v1/learn", rows[5:9]).status_code == 503
     assert (refused.status_code, "No space" in refused.json()["error"]) == (503, True)
     assert taken.json() == {"rows": 2, "first": 0, "repeated": False}
     assert [entry.rows for entry in _log.Log(run.path / "log", 0).after(0)] == [2]

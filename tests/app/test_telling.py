@@ -46,12 +46,15 @@ def learn(path, folder, where, stop=None, show=lambda learner, share: None, targ
 def test_a_file_has_every_row_once_through_stops(ending, table, tmp_path):
     whole, parts = tmp_path / f"whole.{ending}", tmp_path / f"parts.{ending}"
     done = learn(table, tmp_path / "whole", whole)
-    for chunks in (1, 3):
-        with pytest.raises(Stopped):
-            learn(table, tmp_path / "run", parts, **stopping_after(chunks))
+    for chunks in (1, 3, None):
+        if chunks:
+            with pytest.raises(Stopped):
+                learn(table, tmp_path / "run", parts, **stopping_after(chunks))
+        else:
+            learn(table, tmp_path / "run", parts)
         with parts.open("a") as file:
             file.write("what a process wrote that was killed before it saved")
-    learn(table, tmp_path / "run", parts)
+    learn(table, tmp_path / "run", parts)  # nothing is left to learn
     assert parts.read_text() == whole.read_text()
     if ending == "csv":
         with whole.open(newline="") as file:
