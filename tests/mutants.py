@@ -62,6 +62,27 @@ MUTANTS = [
         "tests/tracking/test_memory.py",
     ),
     Mutant(
+        "garbage counts in the particles' errors",
+        "src/opvi/tracking/_regressor_learning.py",
+        "    weight = weight * trust\n",
+        "    trust = jnp.ones_like(trust)\n",
+        "tests/tracking/test_guard.py",
+    ),
+    Mutant(
+        "a jump of the level is not followed",
+        "src/opvi/tracking/_guard.py",
+        "shift = jnp.where(jump & level,",
+        "shift = jnp.where(jump & ~level,",
+        "tests/tracking/test_guard.py",
+    ),
+    Mutant(
+        "the regressor's products are left to the device",
+        "src/opvi/tracking/_regressor_learning.py",
+        "@compiled\n@exactly\ndef step(",
+        "@compiled\ndef step(",
+        "tests/test_precision.py",
+    ),
+    Mutant(
         "Gauss–Newton's half-life applied twice",
         "src/opvi/filters/_gauss_newton.py",
         "jnp.exp2(-batch.weight.sum() / at_round",

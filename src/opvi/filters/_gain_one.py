@@ -50,6 +50,7 @@ class GainOne(TargetSampler):
 
     @compiled
     @exactly
+    @exactly
     def step(self, key: Key, state: GainOneState, batch: Batch) -> tuple[GainOneState, StepInfo]:
         """Learn from a batch."""
         x, target = state.particles, self.target

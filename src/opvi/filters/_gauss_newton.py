@@ -91,6 +91,7 @@ class GaussNewton(TargetSampler):
 
     @compiled
     @exactly
+    @exactly
     def step(self, key: Key, state: GaussNewtonState, batch: Batch) -> tuple[GaussNewtonState, StepInfo]:
         """Learn from a batch."""
         w, target = state.particles, self.target

@@ -110,6 +110,7 @@ class KFAC(TargetSampler):
 
     @compiled
     @exactly
+    @exactly
     def step(self, key: Key, state: KFACState, batch: Batch) -> tuple[KFACState, StepInfo]:
         """Learn from a batch."""
         w, mlp = state.particles, self.architectures[0].mlp

@@ -51,6 +51,7 @@ class LinearEKF:
 
     @compiled
     @exactly
+    @exactly
     def step(self, key: Key, state: LinearState, batch: Batch) -> tuple[LinearState, StepInfo]:
         """Learn from a batch."""
         w, P = state.particles, state.covariance

@@ -91,6 +91,7 @@ class SLOPVI(TargetSampler):
 
     @compiled
     @exactly
+    @exactly
     def step(self, key: Key, state: LinearisedState, batch: Batch) -> tuple[LinearisedState, StepInfo]:
         """Learn from a batch."""
         x, past, target, pace = state.particles, state.past, self.target, self.pace

@@ -191,4 +191,5 @@ def predict(target: PredictsRows, particles: Particles, x: Tree) -> Predictive:
     if one is None:
         raise TypeError("this target has no `predict`; give one: `opvi.target(..., predict=...)`.")
     x = jax.tree.map(lambda a: jnp.asarray(a, particles.dtype), x)
-    return Predictive(jax.vmap(lambda theta: one(target.unravel(theta), x))(particles))
+    with jax.default_matmul_precision("highest"):  # as on a CPU, on every device
+        return Predictive(jax.vmap(lambda theta: one(target.unravel(theta), x))(particles))

@@ -290,8 +290,12 @@ def shaped(tree: Tree, like: Tree, path: str = "", exact: bool = False) -> Tree:
         entries = dict(like) if isinstance(like, dict) else dict(zip(like._fields, like, strict=True))
         if not isinstance(tree, dict):
             raise CheckpointError(f"{where} is {_kind(tree)}, but entries {sorted(entries)} are expected.")
-        # What is None here may be newer than the file.
-        tree = {**{name: None for name, part in entries.items() if part is None}, **tree}
+        # What is None here, or has a number as its default, may be newer than the file.
+        newer: dict[str, Any] = {name: None for name, part in entries.items() if part is None}
+        for name, number in getattr(like, "_field_defaults", {}).items():
+            if isinstance(number, float) and hasattr(entries[name], "shape"):
+                newer[name] = np.full(entries[name].shape, number, entries[name].dtype)
+        tree = {**newer, **tree}
         odd = sorted(set(entries) - set(tree)) or (sorted(set(tree) - set(entries)) if exact else [])
         if odd:
             side = "is missing" if odd[0] in entries else "is not expected"

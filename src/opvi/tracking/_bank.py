@@ -11,6 +11,7 @@ import optax
 from jax.scipy.special import logsumexp
 
 from opvi._steps import checked_count, compiled, mean_over, posterior_draws
+from opvi.filters._covariance import exactly
 from opvi.predictive import Predictive
 from opvi.types import Array, Batch, Key, Particles, Predicted, Sampler, Scalar, Start, State, Tree
 
@@ -91,6 +92,7 @@ class Bank:
         return BankState(states, start(len(states), states[0].particles.dtype), zero, zero)
 
     @compiled
+    @exactly
     def step(self, key: Key, state: BankState, batch: Batch) -> tuple[BankState, BankInfo]:
         """Predict a batch `(X, y)`, and let every member learn from it."""
         x, y = batch.data

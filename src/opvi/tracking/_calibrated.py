@@ -7,6 +7,7 @@ import jax
 import jax.numpy as jnp
 
 from opvi._steps import compiled, mean_over
+from opvi.filters._covariance import exactly
 from opvi.predictive import Classes, Normal, Predictive
 from opvi.predictive import predict as predict_with
 from opvi.targets import Target, cast, check_batch
@@ -43,6 +44,7 @@ class Calibrated(Wrapper):
         return Known(calibration.start(n, 0, dtype), temperature.start(1, dtype))
 
     @compiled
+    @exactly
     def step(self, key: Key, state: Wrapped, batch: Batch) -> tuple[Wrapped, WrappedInfo]:
         """Predict a batch, learn from the errors, and only then from the batch."""
         batch = cast(batch, state.particles.dtype)

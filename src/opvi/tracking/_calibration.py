@@ -16,6 +16,8 @@ SCORE_MEMORY = 0.98  # of the scores of noise, spread and tails
 EARLY_MEMORY = 0.25  # at first those scores reach back over this share of the stream
 SHAPE_MEMORY = 0.998  # of the regression of the log squared error
 USUAL_ROWS = 20.0
+REACH = 2.0  # no error counts for more than so many of the usual size, in their running mean square
+GAUSSIAN_SHARE = 0.9205  # of the mean square of a Gaussian is left by that
 RIDGE = 30.0  # pulls the particles' weights together, in units of the best particle's mean squared error
 WEIGHT_STEPS = 60
 COMPONENTS = 64  # of the predictive mixture
@@ -122,7 +124,9 @@ def learn(
     rows = weight.sum()
     some, share = rows > 0, rows / USUAL_ROWS
     squared = (y - one.mean) ** 2
-    batch_error = (squared * weight).sum() / jnp.maximum(rows, 1e-30)
+    # A tenth of garbage moves this mean little; that of Gaussian errors is right.
+    bounded = jnp.minimum(squared, REACH**2 * known.error) / GAUSSIAN_SHARE
+    batch_error = (bounded * weight).sum() / jnp.maximum(rows, 1e-30)
     error_known = known.rounds > 0
     # While errors fall, their running mean is too large, and small shares of it win: no good guide to what comes later.
     memory = jnp.minimum(SCORE_MEMORY, 1 - 1 / (2 + EARLY_MEMORY * known.rounds))

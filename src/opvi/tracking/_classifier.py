@@ -13,6 +13,7 @@ from jax.scipy.special import logsumexp
 
 from opvi._steps import LARGEST_COUNT, StepInfo, compiled, in_one_program, pieces
 from opvi.filters import LinearState, kfac, linear_ekf
+from opvi.filters._covariance import exactly
 from opvi.filters._kfac import KFAC, KFACState
 from opvi.filters._linear_ekf import LinearEKF, predict_linear
 from opvi.predictive import Categorical, Predictive
@@ -134,6 +135,7 @@ class Classifier:
         return ClassifierState(moments, inner, lines, weights, exponents, zero, zero, memory)
 
     @compiled
+    @exactly
     def step(self, key: Key, state: ClassifierState, batch: Batch) -> tuple[ClassifierState, ClassifierInfo]:
         """Predict a batch `(X, y)`, and learn from it."""
         parts, rows = _cut(self, state, batch)
@@ -158,6 +160,7 @@ class Classifier:
         return new, ClassifierInfo(seen, log_predictive, drift, done.finite.all(), jnp.exp(new.log_weights), said)
 
     @compiled
+    @exactly
     def relearn(self, key: Key, state: ClassifierState, batch: Batch) -> ClassifierState:
         """Learn from rows seen before: they teach the models, and nothing else."""
         parts, _ = _cut(self, state, batch)
@@ -292,6 +295,7 @@ def _scaled(moments: scaling.Moments, x: Array) -> Array:
 
 
 @partial(jax.jit, static_argnums=0)
+@exactly
 def _components(sampler: Classifier, state: ClassifierState, x: Array) -> tuple[Array, Array]:
     """Components and their log weights, which add up to the calibrated probabilities."""
     log_p, log_k = _members(sampler, state, _scaled(state.moments, x))

@@ -8,6 +8,7 @@ import jax
 import jax.numpy as jnp
 
 from opvi._steps import in_one_program, pieces
+from opvi.filters._covariance import exactly
 from opvi.predictive import Predictive, StudentT
 from opvi.tracking import _calibration as calibration
 from opvi.tracking import _layers as layers
@@ -15,7 +16,8 @@ from opvi.tracking import _regressor_learning as learning
 from opvi.tracking import _scaling as scaling
 from opvi.tracking._calibration import USUAL_ROWS
 from opvi.tracking._neighbours import checked_rows
-from opvi.tracking._regressor_learning import Networks, RegressorInfo, RegressorState, Settings
+from opvi.tracking._regressor_learning import Networks, RegressorState
+from opvi.tracking._regressor_types import RegressorInfo, Settings
 from opvi.types import Array, ArrayLike, Batch, Key, Start
 
 EARLY_ROWS = 1000  # until then rows are learnt in pairs, and the scale follows every batch
@@ -178,6 +180,7 @@ def _check(features: int, particles: int, half_life: float | None, warm_up: int,
 
 
 @partial(jax.jit, static_argnums=0)
+@exactly
 def _components(sampler: Regressor, state: RegressorState, x: Array) -> StudentT:
     """Return the components of the predictive at x, in the units of y."""
     nothing = jnp.zeros(len(x), x.dtype)

@@ -7,13 +7,15 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 
-from opvi._steps import compiled, pieces, root_mean_square, tick
+from opvi._steps import compiled, root_mean_square, tick
 from opvi.filters import _covariance as covariance
 from opvi.filters import _kalman as kalman
-from opvi.filters._covariance import Blocks, Covariance, when, within
+from opvi.filters._covariance import Blocks, Covariance, exactly, when, within
 from opvi.targets import MLP, Layer, cast
 from opvi.tracking import _calibration as calibration
+from opvi.tracking import _chunks as chunks
 from opvi.tracking import _gates as gates
+from opvi.tracking import _guard as guard
 from opvi.tracking import _layers as layers
 from opvi.tracking import _memory as memories
 from opvi.tracking import _neighbours as neighbours
@@ -21,29 +23,19 @@ from opvi.tracking import _scaling as scaling
 from opvi.tracking._calibration import USUAL_ROWS, Calibration, Combined, Scored
 from opvi.tracking._gates import Gates
 from opvi.tracking._memory import Memory
+from opvi.tracking._regressor_types import RegressorInfo, Settings
 from opvi.tracking._scaling import Moments, Scale
-from opvi.types import LARGEST_VALUE, Array, Batch, Key, Particles, Predicted, Scalar
+from opvi.types import Array, Batch, Key, Particles, Predicted, Scalar
 
 LARGEST_GROWTH = 4.0  # forgetting never lets a variance exceed this many times the prior's
 ERROR_ROUNDS = 20.0  # of the usual size, over which a particle's squared error is averaged
 PAIR = 5  # rows learnt at once; in so few steps as this, too, while warming up
-CHUNK = 32  # and afterwards
 LARGEST_SURPRISE = 5.0  # standard deviations; an outlier teaches no more than this
 LARGEST_TARGET = 1e4  # standard deviations
 SCALE_MEMORY = 50_000.0  # rows
 SCALE_OFF = 0.25  # in deviations, or in their logarithm: the scale in use is out of date
 EARLY_SCALE_OFF = 0.03  # while warming up
 GATED_ABOVE = 12  # columns
-
-
-class Settings(NamedTuple):
-    """What sets one particle apart from another: a number for each particle."""
-
-    kind: tuple[float, ...]  # of the activation: `layers.TANH`, `RELU` or `SINE`
-    share: tuple[float, ...]  # the noise taken in learning, as a share of the particle's own squared error
-    smallest: tuple[float, ...]  # and its floor
-    bias: tuple[float, ...]  # prior variance of the hidden biases, relative to that of the weights
-    forgetting: tuple[float, ...]  # the factor for every USUAL_ROWS rows
 
 
 class RegressorState(NamedTuple):
@@ -60,17 +52,7 @@ class RegressorState(NamedTuple):
     rows: Array
     gates: Gates | None = None  # of tables with many columns
     memory: Memory | None = None  # rows beside the networks
-
-
-class RegressorInfo(NamedTuple):
-    """What a round did, for readers; never fed back."""
-
-    rows: Array
-    log_predictive: Scalar  # mean log predictive density of the batch, before learning from it
-    squared_error: Scalar  # mean squared error of the predictions, before learning
-    drift: Scalar
-    finite: Array
-    predicted: Predicted | None = None  # for each row, before learning
+    surprised: Array | float = 0.0  # [2]: shares of the last few rows that were far above and far below
 
 
 @dataclass(frozen=True)
@@ -253,17 +235,50 @@ def rescaled(sampler: Networks, state: RegressorState, early: Array) -> tuple[Re
 
 
 def _learn_errors(
-    state: RegressorState, mean: Array, one: Combined, scores: Scored, z: Array, target: Array, weight: Array
+    state: RegressorState, mean: Array, one: Combined, scores: Scored, chunk: tuple[Array, ...], trust: Array
 ) -> RegressorState:
     """Return the state with what the errors of predictions teach, made before learning from the rows."""
+    z, target, weight = chunk
+    weight = weight * trust
     # The first batch meets particles that have seen nothing, on a scale that is not yet one: never scored.
     begun, rows = state.scaled_at > 0, weight.sum()
     scored = jnp.where(begun, weight, 0)
     known = calibration.learn(state.calibration, one, scores, mean, z, target, scored)
     gain = jnp.minimum(1, rows / USUAL_ROWS / jnp.minimum(1 + 0.5 * state.calibration.rounds, ERROR_ROUNDS))
-    error = ((target[None] - mean) ** 2 * weight[None]).sum(1) / jnp.maximum(rows, 1e-30)
+    # Not w but w²: w times the squared error would be c² however far the row is off.
+    error = ((target[None] - mean) ** 2 * (weight * trust)[None]).sum(1) / jnp.maximum((weight * trust).sum(), 1e-30)
     error = jnp.where(begun & (rows > 0), (1 - gain) * state.error + gain * error, state.error)
     return state._replace(calibration=known, error=error)
+
+
+def _jumped(
+    sampler: Networks, state: RegressorState, found: guard.Believed, rows: tuple[Array, ...], mean: Array
+) -> RegressorState:
+    """Return the state after a jump: y has a new level, or a new scale and a past that is forgotten.
+
+    The networks stay what they are in units of y: a sensor that was moved or replaced costs no more than its scale.
+    """
+    x, y, weight = rows
+    moments, old, known = state.moments, state.scale, state.calibration
+    shifted = old.mean.at[-1].add(found.shift * scaling.divisor(old)[-1])
+    fade = jnp.where(found.renew, jnp.minimum(1, guard.RENEWED / jnp.maximum(moments.seen, 1)), 1)
+    moments = Moments(moments.seen * fade, moments.mean.at[-1].add(shifted[-1] - old.mean[-1]), moments.square * fade)
+    new = scaling.scale_of(scaling.update(moments, jnp.concatenate([x, y[:, None]], 1), weight, SCALE_MEMORY))
+    fresh = Scale(shifted.at[-1].set(new.mean[-1]), old.sd.at[-1].set(new.sd[-1]))
+    scale = jax.tree.map(lambda a, b: jnp.where(found.renew, a, b), fresh, Scale(shifted, old.sd))
+    target = standardised(state._replace(scale=scale), x, y)[1]
+    squared = ((target[None] - mean) ** 2 * weight[None]).sum(1) / jnp.maximum(weight.sum(), 1e-30)
+    prior = covariance.start(prior_variance(sampler, y)).matrices
+    return state._replace(
+        error=jnp.maximum(state.error, squared),
+        calibration=known._replace(
+            error=jnp.maximum(known.error, known.weights @ squared), rounds=jnp.minimum(known.rounds, 1)
+        ),
+        moments=moments,
+        scale=scale,
+        past=state.past._replace(matrices=jnp.where(found.renew, prior, state.past.matrices)),
+        memory=None if state.memory is None else memories.start(sampler.remembered, sampler.features, y.dtype),
+    )
 
 
 def _slopes(sampler: Networks, state: RegressorState, z: Array) -> Array:
@@ -295,62 +310,42 @@ def _learn_chunk(
         one.mean * unit + centre,
         calibration.level(state.calibration, scores),
     )
+    found = guard.believe(known, one, state.scale, state.surprised, (y, weight), begun)
+    learnt = jnp.where(found.jump, 0, weight)  # errors of the time before a jump say nothing of those to come
+    believed = learnt * found.trust
     if state.gates is not None or state.memory is not None:
         slope = _slopes(sampler, state, z)
-        rows = memories.Rows(x, y, weight, target, plain.mean, slope)
+        rows = memories.Rows(x, y, believed, target, plain.mean, slope)
         memory = memories.learn(state.memory, recalled, rows, state.scale, known.error, begun, sampler.remembered)
         state = state._replace(memory=memory)
     if state.gates is not None:
-        scored = jnp.where(begun, weight, 0)
+        scored = jnp.where(begun, believed, 0)
         state = state._replace(gates=gates.update(state.gates, z * slope, target - plain.mean, scored))
-    state = _learn_errors(state, seen.mean, one, scores, depends, target, weight)
-    moments = scaling.update(state.moments, jnp.concatenate([x, y[:, None]], 1), weight, SCALE_MEMORY)
+    state = _learn_errors(state, seen.mean, one, scores, (depends, target, learnt), found.trust)
+    state = when(found.jump, lambda s: _jumped(sampler, s, found, chunk, seen.mean), state)
+    state = state._replace(surprised=found.surprised)
+    moments = scaling.update(state.moments, jnp.concatenate([x, found.y[:, None]], 1), weight, SCALE_MEMORY)
     state = state._replace(moments=moments)
     forgetting = sampler.each("forgetting", target) ** (weight.sum() / USUAL_ROWS)
     before = state.particles
     early = moments.seen <= sampler.warm_up
     state, renewed = rescaled(sampler, state, early)
-    now = *standardised(state, x, y), weight
-    state = absorb(sampler, state, seen, now, forgetting, early | renewed)
+    now = *standardised(state, x, y), weight * found.trust
+    state = absorb(sampler, state, seen, now, forgetting, early | renewed | found.jump)
     return state, (predicted, root_mean_square(state.particles - before))
 
 
-def _cut(sampler: Networks, batch: Batch, dtype: jnp.dtype) -> tuple[tuple[Array, ...], Array, Array]:
-    """Return the batch in chunks, its weights, and whether it is finite: a poisoned batch becomes an empty one."""
-    x, y = _checked(sampler, batch)
-    x, y = x.astype(dtype), y.astype(dtype)
-    finite = (jnp.abs(x) <= LARGEST_VALUE).all() & (jnp.abs(y) <= LARGEST_VALUE).all()
-    weight = jnp.where(finite, batch.weight, 0)
-    x, y = jnp.where(finite, x, 0), jnp.where(finite, y, 0)
-    (xs, ys), weights = pieces((x, y), weight, -(-len(y) // -(-len(y) // CHUNK)))
-    return (xs, ys, weights), weight, finite
-
-
-def _checked(sampler: Networks, batch: Batch) -> tuple[Array, Array]:
-    """Return X and y, refused by their shapes."""
-    rows, features = len(batch.weight), sampler.features
-    try:
-        x, y = batch.data
-    except (TypeError, ValueError):
-        raise ValueError("a regressor learns from batches `(X, y)`.") from None
-    if x.shape != (rows, features) or y.shape != (rows,):
-        raise ValueError(
-            f"the batch holds X of shape {x.shape} and y of shape {y.shape}, but this regressor takes "
-            f"({rows}, {features}) and ({rows},)."
-        )
-    return x, y
-
-
 @compiled
+@exactly
 def step(sampler: Networks, key: Key, state: RegressorState, batch: Batch) -> tuple[RegressorState, RegressorInfo]:
     """Predict a batch, and learn from it."""
     batch = cast(batch, state.particles.dtype)
-    chunks, weight, finite = _cut(sampler, batch, state.particles.dtype)
+    cut, weight, finite = chunks.cut(sampler.features, batch, state.particles.dtype)
     clock = tick(state, batch)
-    if len(chunks[1]) == 1:
-        state, (said, drift) = _learn_chunk(sampler, state, jax.tree.map(lambda leaf: leaf[0], chunks))
+    if len(cut[1]) == 1:
+        state, (said, drift) = _learn_chunk(sampler, state, jax.tree.map(lambda leaf: leaf[0], cut))
     else:
-        state, (said, drift) = jax.lax.scan(lambda s, chunk: _learn_chunk(sampler, s, chunk), state, chunks)
+        state, (said, drift) = jax.lax.scan(lambda s, chunk: _learn_chunk(sampler, s, chunk), state, cut)
     said = jax.tree.map(lambda leaf: jnp.where(finite, leaf.reshape(-1)[: len(weight)], jnp.nan), said)
     total = weight.sum()
 
@@ -364,6 +359,7 @@ def step(sampler: Networks, key: Key, state: RegressorState, batch: Batch) -> tu
 
 
 @compiled
+@exactly
 def relearn(sampler: Networks, key: Key, state: RegressorState, batch: Batch) -> RegressorState:
     """Learn from rows seen before: they teach the parameters, and nothing else."""
     batch = cast(batch, state.particles.dtype)
@@ -377,7 +373,7 @@ def relearn(sampler: Networks, key: Key, state: RegressorState, batch: Batch) ->
         seen = linearise(sampler, state, z)
         return absorb(sampler, state, seen, (z, target, weight), forgetting, jnp.array(False)), None
 
-    return jax.lax.scan(again, state, _cut(sampler, batch, state.particles.dtype)[0])[0]
+    return jax.lax.scan(again, state, chunks.cut(sampler.features, batch, state.particles.dtype)[0])[0]
 
 
 def start(sampler: Networks, w: Particles) -> RegressorState:
@@ -396,4 +392,5 @@ def start(sampler: Networks, w: Particles) -> RegressorState:
         zero,
         gates.start(sampler.features, dtype) if sampler.gated else None,
         memories.start(kept, sampler.features, dtype) if kept else None,
+        jnp.zeros(2, dtype),
     )

@@ -1,0 +1,104 @@
+r"""Which targets to believe: garbage among them is weighed down, a jump of all of them is followed.
+
+With r a row's error in units of the errors so far, the row's likelihood is raised to the power
+
+$$w = \min\bigl(1, (c / r)^2\bigr)$$
+
+as by WoLF's inverse multiquadric weight (arXiv 2405.05646), but at no loss for errors below c. Far garbage says almost
+nothing, and the tails of heavy noise say something. Where most rows are that far off, not they are wrong but the model.
+"""
+
+from typing import NamedTuple
+
+import jax.numpy as jnp
+
+from opvi.tracking import _scaling as scaling
+from opvi.tracking._calibration import Calibration, Combined
+from opvi.tracking._scaling import Scale
+from opvi.types import Array, Scalar
+
+LARGEST = 10.0  # c, in units of the errors so far
+SURPRISE = 5.0  # the same, for a row to be a surprise
+JUMP = 0.5  # this share of surprising rows among the last few is a jump
+JUMP_HALF_LIFE = 7.5  # rows, of the memory of that share
+ONE_SIDED = 0.9  # this share of the surprising rows on one side is a jump of the level
+JUMP_ROUNDS = 3.0  # of the usual size; sooner after a jump, another one means that the level was not all
+AFTER_JUMP = 0.4  # of the share is kept, so that rows that are still far off are noticed soon
+RENEWED = 20.0  # rows that the past counts for after a jump that is not one of the level
+NORMAL = 1.4826  # a Gaussian's standard deviation over its median absolute deviation
+
+
+class Believed(NamedTuple):
+    """What is made of some targets before they are learnt."""
+
+    trust: Array  # [B]: the power w of each row's likelihood
+    y: Array  # [B]: what is not believed is moved towards its prediction
+    surprised: Array  # [2]: shares of the last few rows that were far above and far below their prediction
+    jump: Array  # whether these are most
+    shift: Scalar  # in units of y's scale: the part of a jump that is the same for all rows
+    renew: Array  # whether that is not all
+
+
+def believe(
+    known: Calibration, one: Combined, scale: Scale, surprised: Array | float, rows: tuple[Array, Array], begun: Array
+) -> Believed:
+    """Return how far targets are believed, given what was predicted.
+
+    Args:
+        known: the size of the errors so far, 1 to begin with.
+        one: the prediction.
+        scale: its units.
+        surprised: shares of the last few rows that were far above and far below.
+        rows: y and weights.
+        begun: whether there is a scale; if not, the first targets are judged beside each other.
+    """
+    y, weight = rows
+    unit = scaling.divisor(scale)[-1]
+    error = (y - scale.mean[-1]) / unit - one.mean
+    expected = known.error * jnp.maximum(jnp.exp(one.log_shape), 1) + one.variance
+    surprising = error**2 > SURPRISE**2 * expected
+    share = jnp.where(begun, _surprised(surprised, error, surprising, weight), 0)
+    jump = share.sum() > JUMP
+    level = share.max() > ONE_SIDED * share.sum()
+    shift = jnp.where(jump & level, median(error, jnp.where(surprising, weight, 0)), 0)
+    rest = median((error - shift) ** 2 / expected, weight) > SURPRISE**2
+    first, moved = among_themselves(y, weight)
+    w = jnp.where(jump, 1, jnp.where(begun, trust(error**2 / expected), first))
+    return Believed(
+        w,
+        jnp.where(begun, y - (1 - w) * error * unit, moved),
+        jnp.where(jump, AFTER_JUMP * share, share),
+        jump,
+        shift,
+        jump & (~level | rest | (known.rounds < JUMP_ROUNDS)),
+    )
+
+
+def trust(squared: Array) -> Array:
+    """Return the power w of each row's likelihood, from its squared error in squared units of the errors so far."""
+    return jnp.minimum(1, LARGEST**2 / jnp.maximum(squared, 1e-30))
+
+
+def among_themselves(y: Array, weight: Array) -> tuple[Array, Array]:
+    """Return the trust in targets of which nothing is known but each other, and the targets with wild ones moved in."""
+    centre = median(y, weight)
+    unit = NORMAL * median(jnp.abs(y - centre), weight)
+    w = jnp.where(unit > 0, trust(((y - centre) / jnp.where(unit > 0, unit, 1)) ** 2), 1)
+    return w, centre + w * (y - centre)
+
+
+def median(values: Array, weight: Array) -> Scalar:
+    """Return the median of the values with a weight; 0 if there is none."""
+    some = weight > 0
+    count = some.sum()
+    ordered = jnp.sort(jnp.where(some, values, jnp.inf))
+    last = jnp.maximum(count - 1, 0)
+    return jnp.where(count > 0, (ordered[last // 2] + ordered[(last + 1) // 2]) / 2, 0)
+
+
+def _surprised(share: Array | float, error: Array, surprising: Array, weight: Array) -> Array:
+    """Return the shares of rows far above and far below among the last few, a batch included."""
+    rows = weight.sum()
+    keep = 0.5 ** (rows / JUMP_HALF_LIFE)
+    off = jnp.where(surprising[None] & jnp.stack([error > 0, error < 0]), weight[None], 0)
+    return keep * share + (1 - keep) * off.sum(1) / jnp.maximum(rows, 1e-30)

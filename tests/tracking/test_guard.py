@@ -1,0 +1,102 @@
+"""Garbage among the targets is not learnt, and a jump of all of them is."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import opvi
+from opvi.tracking import _guard as guard
+
+SMALL = opvi.regressor(3, hidden=(6,), particles=5)
+ROWS, HALF = 2000, 1000
+
+
+def drawn(seed=0, noise=None):
+    """A smooth function of three columns, in awkward units."""
+    rng = np.random.default_rng(seed)
+    X = rng.normal(size=(ROWS, 3))
+    noise = 0.1 * rng.normal(size=ROWS) if noise is None else 0.1 * noise(rng)
+    return X, 30 * (np.sin(X[:, 0]) + X[:, 1] / 2 + noise) + 200
+
+
+def said(state, info, batch):
+    return info.predicted.mean, info.predicted.level
+
+
+def errors(X, y):
+    """Errors of predictions made before learning, by rounds of 20 rows, and the levels of y in them."""
+    _, history = opvi.run(SMALL, opvi.stream((X, y), 20), jax.random.key(1), record=said)
+    mean, level = (np.asarray(leaf).ravel() for leaf in history.record)
+    return y - mean, level
+
+
+@pytest.fixture(scope="module")
+def clean():
+    X, y = drawn()
+    return X, y, errors(X, y)[0]
+
+
+def rms(e):
+    return float(np.sqrt(np.mean(e**2)))
+
+
+def test_medians_and_trust():
+    y = jnp.array([3.0, -1.0, 2.0, 100.0, 7.0, 0.0])
+    for count in (6, 5, 1):
+        weight = jnp.where(jnp.arange(6) < count, 2.0, 0.0)
+        assert float(guard.median(y, weight)) == np.median(np.asarray(y[:count]))
+    assert float(guard.median(y, jnp.zeros(6))) == 0
+    np.testing.assert_allclose(guard.trust(jnp.array([0.0, 99.0, 400.0, 1e4])), [1, 1, 0.25, 0.01])
+    w, moved = guard.among_themselves(y, jnp.ones(6))
+    unit = 1.4826 * np.median(np.abs(y - 2.5))  # by hand
+    np.testing.assert_allclose(w, [1, 1, 1, (10 * unit / 97.5) ** 2, 1, 1], rtol=1e-5)
+    np.testing.assert_allclose(moved[3], 2.5 + w[3] * 97.5, rtol=1e-5)
+    assert float(guard.among_themselves(jnp.array([0.0, 0, 0, 9]), jnp.ones(4))[0].min()) == 1  # mostly one value
+
+
+@pytest.mark.parametrize(("share", "size"), [(0.01, 50), (0.1, 50), (0.2, 1000)])
+def test_garbage_costs_little(clean, share, size):
+    """The rows that are not garbage are predicted as well as if there were none."""
+    X, y, without = clean
+    rng = np.random.default_rng(2)
+    bad = rng.random(ROWS) < share
+    dirty = np.where(bad, y + size * y.std() * rng.choice([-1, 1], ROWS), y)
+    e, level = errors(X, dirty)
+    later = ~bad & (np.arange(ROWS) >= HALF)
+    assert rms(e[later]) < (1.03 + 0.8 * share) * rms(without[later])  # there are fewer rows to learn from, too
+    covered = ((level > 0.05) & (level < 0.95))[later]
+    assert covered.mean() == pytest.approx(0.9, abs=5 * 0.3 / np.sqrt(later.sum()))
+
+
+@pytest.mark.parametrize("by", [3, 100, 1e4])
+def test_a_jump_of_the_level_is_followed(clean, by):
+    X, y, without = clean
+    e, _ = errors(X, y + by * y.std() * (np.arange(ROWS) >= HALF))
+    assert rms(e[HALF : HALF + 20]) > 0.9 * by * y.std()
+    assert rms(e[HALF + 40 :]) < 1.1 * rms(without[HALF + 40 :])
+
+
+def test_a_jump_of_the_scale_is_followed(clean):
+    X, y, without = clean
+    e, level = errors(X, np.where(np.arange(ROWS) >= HALF, y * 50, y))  # and so of the level, too
+    assert rms(e[HALF + 100 :]) < 1.3 * 50 * rms(without[HALF + 100 :])
+    covered = (level > 0.05) & (level < 0.95)
+    assert covered[HALF + 100 :].mean() == pytest.approx(0.9, abs=5 * 0.3 / np.sqrt(900))
+
+
+def test_a_relation_that_turns_round_is_learnt_anew(clean):
+    """Faster than by forgetting alone, which has a third of y's deviation left after 200 rows."""
+    X, y, _ = clean
+    e, _ = errors(X, np.where(np.arange(ROWS) >= HALF, 400 - y, y))
+    assert rms(e[HALF + 200 : HALF + 400]) < 0.3 * y.std()
+
+
+def test_heavy_tails_are_noise_and_not_garbage():
+    """Student-t noise of 3 degrees of freedom: intervals hold what they say, far ones too."""
+    X, y = drawn(noise=lambda rng: rng.standard_t(3, ROWS))
+    _, level = errors(X, y)
+    later = level[400:]
+    for size in (0.5, 0.9, 0.98):
+        inside = np.abs(later - 0.5) < size / 2
+        assert inside.mean() == pytest.approx(size, abs=5 * np.sqrt(size * (1 - size) / len(later)))
