@@ -238,10 +238,10 @@ MUTANTS = [
     ),
     Mutant(
         "A positive target's density without its Jacobian",
-        "src/opvi/app/learn/_positive.py",
+        "src/opvi/app/learn/_scales.py",
         "log_density=predicted.log_density - z",
         "log_density=predicted.log_density",
-        "tests/app/test_positive.py",
+        "tests/app/test_scales.py",
     ),
     Mutant(
         "Thousands decided without the other columns",
