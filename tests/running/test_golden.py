@@ -15,8 +15,9 @@ FILE = Path(__file__).parent / "golden" / "format-2.opvi"
 SAMPLERS = {
     "langevin": opvi.langevin(opvi.linear_regression(3), step=0.1, temperature=0.5),
     "svgd with adam": opvi.svgd(opvi.linear_regression(3), step=optax.adam(0.1)),
-    "regressor": opvi.remembering(opvi.regressor(2, hidden=(3,), particles=2), 5),
-    "classifier": opvi.classifier(2, 3, hidden=(3,), particles=4),
+    # As they were made then: today's remember rows by default.
+    "regressor": opvi.remembering(opvi.regressor(2, hidden=(3,), particles=2, memory_rows=0), 5),
+    "classifier": opvi.classifier(2, 3, hidden=(3,), particles=4, memory_rows=0),
 }
 PARTICLES = {"langevin": 4, "svgd with adam": 5}
 NUMBERS = [0, -1, 2**70, 0.1, -0.0, 5e-324, 1e308, float("inf"), float("-inf")]
@@ -152,3 +153,8 @@ def test_samplers_still_know_their_states(name):
 if __name__ == "__main__":
     assert not FILE.exists(), f"{FILE} is there already, and is never written again."
     opvi.save(FILE, tree())
+
+
+def test_a_regressor_that_remembers_rows_says_why_it_cannot_load_one_that_does_not():
+    with pytest.raises(opvi.running.CheckpointError, match=r"memory` is missing.*without one: see `memory_rows`"):
+        opvi.load(FILE, {"regressor": opvi.remembering(opvi.regressor(2, hidden=(3,), particles=2), 5)})

@@ -299,7 +299,12 @@ def shaped(tree: Tree, like: Tree, path: str = "", exact: bool = False) -> Tree:
         odd = sorted(set(entries) - set(tree)) or (sorted(set(tree) - set(entries)) if exact else [])
         if odd:
             side = "is missing" if odd[0] in entries else "is not expected"
-            raise CheckpointError(f"`{_below(path, odd[0])}` {side}. It was saved by another sampler or version.")
+            other = "It was saved by another sampler or version."
+            if odd[0] == "memory":  # of rows, which samplers had none of before
+                other = (
+                    f"It was saved by a sampler {'without' if odd[0] in entries else 'with'} one: see `memory_rows`."
+                )
+            raise CheckpointError(f"`{_below(path, odd[0])}` {side}. {other}")
         made = {name: shaped(tree[name], entries.get(name), _below(path, name), exact) for name in tree}
         return made if isinstance(like, dict) else type(like)(**made)
     if isinstance(like, list | tuple):
