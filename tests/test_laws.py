@@ -37,6 +37,7 @@ def exact_repulsion(particles, scores):
     return FieldValue(scores, push, jnp.zeros((), particles.dtype))
 
 
+@pytest.mark.slow
 def test_svgd_on_a_gaussian_reaches_its_mean_and_covariance():
     covariance = np.array([[1.0, 0.6], [0.6, 2.0]])
     precision = jnp.asarray(np.linalg.inv(covariance), jnp.float32)

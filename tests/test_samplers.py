@@ -236,6 +236,7 @@ def test_every_way_to_step_gives_the_same_bits_under_default_flags(names):
     assert differing_under_default_flags(*names) == []
 
 
+@pytest.mark.slow
 def test_plain_jit_does_not_give_the_same_bits():
     """So the test before this one can fail: it would with `jax.jit` in the place of `compiled`.
 

@@ -69,6 +69,9 @@ VALUES = {
     "gaussian": lambda: opvi.gaussian(0.5),
     "bernoulli": opvi.bernoulli,
     "categorical": opvi.categorical,
+    "poisson": targets.poisson,
+    "negative_binomial": targets.negative_binomial,
+    "student_t": targets.student_t,
     "Gamma": lambda: targets.Gamma(2.0),
     "rbf": lambda: kernels.rbf(normalised=True),
     "imq": kernels.imq,
@@ -99,7 +102,7 @@ VALUES = {
 # Functions that make nothing a sampler is made of.
 OTHERS = {
     "activation_and_slope", "forward", "backward", "jacobian", "sample_mixture", "as_particles", "cast", "check_batch",
-    "draw", "score", "kept_rows", "absorb", "gain", "move_by_residuals", "move_by_score", "times",
+    "draw", "score", "kept_rows", "merge", "absorb", "gain", "move_by_residuals", "move_by_score", "times",
     "centred", "evenly_spaced", "middle_pair", "nearly_centred", "squared_distances",
     "as_batch_rule", "batch_mean", "batch_sum", "power_of_two", "seen", "vanishing",
 }  # fmt: skip

@@ -207,6 +207,7 @@ def test_a_missing_library_is_named(name, library):
     assert f'pip install "opvi[{library}]"' in done.stderr
 
 
+@pytest.mark.slow
 def test_particles_with_covariances_are_exported_as_draws():
     """More than 50 parameters, linear: the sds are the posterior's, where the particles are one point."""
     rng = np.random.default_rng(0)

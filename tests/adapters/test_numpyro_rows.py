@@ -48,6 +48,7 @@ def pairs(y):
         numpyro.sample("y", dist.Normal(level, 0.5).to_event(1), obs=y)
 
 
+@pytest.mark.slow
 def test_latents_of_rows_are_summed_out():
     target = from_numpyro(effects, Y)
     assert target.dim == 2
@@ -73,6 +74,7 @@ def test_a_latent_with_a_support_is_summed_out_by_quadrature():
     np.testing.assert_allclose(found, [exact(k) for k in COUNT], atol=2e-4)
 
 
+@pytest.mark.slow
 def test_several_latents_of_a_row_are_summed_out_by_weighed_points():
     y = RNG.normal(size=(5, 2)).astype(np.float32)
     found = from_numpyro(pairs, y).log_likelihood({"mean": jnp.array(0.3)}, y)

@@ -39,6 +39,7 @@ def test_only_what_lies_far_from_0_is_shifted():
     np.testing.assert_array_equal(origin_of(np.full((1, 1), 900.0)), [0])
 
 
+@pytest.mark.slow
 def test_a_regressor_far_from_0(rows):
     (x, y), (near, far) = rows, (OPVIRegressor(**SMALL), OPVIRegressor(**SMALL))
     near.fit(x[:200], y[:200])

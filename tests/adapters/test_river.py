@@ -233,6 +233,7 @@ def progressive(model, rows, targets, loss):
     return np.mean(losses[100:])
 
 
+@pytest.mark.slow
 def test_words_that_are_left_out_are_not_there():
     """Behind `BagOfWords` a model is as good as with all zeros written out."""
     rng = np.random.default_rng(0)
@@ -315,6 +316,7 @@ def test_classes_that_appear_late():
     assert np.mean(right) > 0.8
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("hidden", "particles"), [((4,), 2), ((60,), 25)])
 @pytest.mark.usefixtures("_quick_compilation")
 def test_a_widened_regressor_says_the_same(hidden, particles):
@@ -341,6 +343,7 @@ def test_a_widened_regressor_says_the_same(hidden, particles):
         np.testing.assert_allclose(before.sd(), after.sd(), rtol=1e-3)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("hidden", [(), (4,)])
 @pytest.mark.usefixtures("_quick_compilation")
 def test_a_widened_classifier_says_the_same(hidden):
@@ -378,6 +381,7 @@ def test_a_widened_classifier_says_the_same(hidden):
 # --- awkward rows ---------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("_quick_compilation")
 def test_awkward_rows():
     model = linear("regressor")

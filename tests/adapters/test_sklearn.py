@@ -87,6 +87,7 @@ def test_conventions_of_scikit_learn(estimator, check):
 # --- the same bits as a bare run ------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_twenty_calls_equal_one_run_bit_for_bit():
     X, y = drawn(400)
     model = opvi.OPVIRegressor(**REGRESSOR)
@@ -99,6 +100,7 @@ def test_twenty_calls_equal_one_run_bit_for_bit():
     np.testing.assert_array_equal(model.predict(X[:16]), tracker.predict(state, X[:16]).mean())
 
 
+@pytest.mark.slow
 def test_twenty_calls_of_the_classifier_equal_one_run_bit_for_bit():
     X, y = labelled(400)
     model = opvi.OPVIClassifier(**CLASSIFIER)
@@ -139,6 +141,7 @@ def programs():
     return np.array([engine.advance._cache_size(), engine.again._cache_size(), engine.answer._cache_size()])
 
 
+@pytest.mark.slow
 def test_ragged_calls_compile_few_times():
     X, y = drawn(120)
     model = opvi.OPVIRegressor(**{**REGRESSOR, "hidden": ()})
@@ -311,6 +314,7 @@ def test_several_passes_fit_better_and_count_rows_once(regression):
     assert same(passes.state_.calibration, model.state_.calibration)
 
 
+@pytest.mark.slow
 def test_remembered_rows_are_a_uniform_sample_and_teach_again():
     X, y = drawn(1200)
     model = opvi.OPVIRegressor(**REGRESSOR, memory_rows=40, shuffle=False).fit(X, y)
@@ -468,6 +472,7 @@ def test_one_class_only_and_classes_never_named(classification):
         opvi.OPVIRegressor(**REGRESSOR).fit(X, y)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("memory", [0, 50])
 def test_classes_that_first_appear_in_a_later_call(memory):
     rng = np.random.default_rng(0)

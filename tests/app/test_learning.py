@@ -95,6 +95,7 @@ def same(table, a, b):
 # --- the same bits, whatever happens ------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_a_run_stopped_again_and_again_ends_with_the_same_bits(table, whole, tmp_path):
     for chunks in (1, 5, 2, 3):
         with pytest.raises(Stopped):
@@ -170,6 +171,7 @@ def test_a_full_disk_loses_nothing(where, table, whole, tmp_path, monkeypatch):
     assert same(table, whole, tmp_path / "run")
 
 
+@pytest.mark.slow
 def test_a_signal_while_waiting_for_rows_ends_the_wait(tmp_path):
     """A pipe that stays silent after some rows; SIGTERM; then the rest, in another process."""
     kills.write_table(tmp_path / "table.csv", 300)
@@ -316,6 +318,7 @@ def test_strict_stops_at_the_first_bad_row_and_loses_none(table, whole, tmp_path
 # --- figures ------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_the_figures_are_those_of_predicting_each_batch_before_learning_it(table, tmp_path):
     seen = []
 

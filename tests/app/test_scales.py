@@ -129,6 +129,7 @@ def test_probabilities_of_counts_add_up_to_1_and_quantiles_and_means_are_theirs(
     np.testing.assert_allclose(np.ravel(count_moments(head)), [expected - 0.375, deviation], rtol=2e-3)
 
 
+@pytest.mark.slow
 def test_counts_are_learnt_and_predicted_as_counts(tmp_path):
     """Against the negative binomial that the rows were drawn from: close in loss, honest in coverage."""
     rng = np.random.default_rng(0)

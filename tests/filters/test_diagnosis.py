@@ -53,6 +53,7 @@ def test_one_particle_that_carries_all_weight_is_named(learnt):
     assert any("1 of 60 particles carry the weight: take 240" in concern for concern in said.concerns())
 
 
+@pytest.mark.slow
 def test_rows_that_leave_are_reported_where_a_polynomial_does_not_hold_them():
     """Without stored rows, a conjugate model stays exact; a steep logistic one does not, and its run warns."""
     steep = opvi.target(

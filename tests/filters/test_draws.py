@@ -112,6 +112,7 @@ def test_before_any_row_draws_are_the_priors():
     np.testing.assert_allclose(draws.std(0), 0.3, rtol=5 / math.sqrt(2 * DRAWS))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("classes", [2, 3])
 def test_class_probabilities_are_averaged_over_the_covariance(classes):
     """Against two hundred thousand draws of the parameters themselves."""
@@ -128,7 +129,11 @@ def test_class_probabilities_are_averaged_over_the_covariance(classes):
 
 def test_every_sampler_has_draws():
     target = opvi.linear_regression(2)
-    for sampler in (opvi.svgd(target, step=0.1), opvi.tracker(target), opvi.calibrated(opvi.kfac(target), target)):
+    tracker = opvi.tracker(target)  # whose draws move on from the particles
+    moved = np.asarray(tracker.draws(tracker.init(KEY, 4), KEY, 10))
+    assert moved.shape == (10, 3)
+    assert len(np.unique(moved, axis=0)) == 10
+    for sampler in (opvi.svgd(target, step=0.1), opvi.calibrated(opvi.kfac(target), target)):
         state = sampler.init(KEY, 4)
         draws = np.asarray(sampler.draws(state, KEY, 10))
         assert draws.shape == (10, 3)

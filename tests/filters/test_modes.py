@@ -45,6 +45,7 @@ def test_mode_weights_follow_the_evidence(seed):
     assert 0.05 < counts < 0.95  # the mode that weighs e^-5 keeps particles: it can come back
 
 
+@pytest.mark.slow
 def test_particles_of_one_mode_weigh_alike():
     rng = np.random.default_rng(0)
     X = rng.normal(size=(60, 2)).astype(np.float32)

@@ -117,6 +117,7 @@ def far_apart(mixture_rows):
     return rows, exact_posterior(rows)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("window", [16, 0])
 def test_both_modes_stay_with_their_weights(mixture, tracker, far_apart, window):
     rows, exact = far_apart
@@ -171,6 +172,7 @@ def test_settings_are_checked(mixture):
 # --- many dimensions --------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_many_dimensions_stay_stable_and_near_the_mean():
     """200 parameters, fewer particles than that: no divergence, the exact posterior mean and marginal spread."""
     d, rows = 200, 1200
@@ -245,6 +247,7 @@ def test_counts_with_steep_likelihoods_are_followed_without_stored_rows():
     np.testing.assert_allclose(x.std(0) / sd, 1, atol=0.15)
 
 
+@pytest.mark.slow
 def test_a_posterior_that_travels_far_is_followed_without_stored_rows():
     """Terms of high order, fitted to nothing but rounding errors, would collapse the particles by round 33."""
     target = opvi.target(

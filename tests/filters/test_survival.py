@@ -71,6 +71,7 @@ def test_starts_that_are_not_finite_are_drawn_again():
         opvi.svgd(never, step=0.1).init(KEY, 3)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("impossible", [-jnp.inf, jnp.nan])
 def test_starts_under_which_rows_are_impossible_are_relocated(impossible):
     """y ~ N(v, 1), but a start below -1 cannot explain any row: the posterior knows nothing of it."""

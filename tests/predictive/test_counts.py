@@ -84,6 +84,7 @@ def test_heads_refuse_what_has_no_meaning():
         negative_binomial(0.0)
 
 
+@pytest.mark.slow
 def test_a_poisson_network_with_many_weights_is_tracked_by_gauss_newton():
     rng = np.random.default_rng(1)
     X = rng.normal(size=(600, 4)).astype(np.float32)

@@ -168,6 +168,7 @@ def test_an_empty_stream_and_wrong_arguments(sampler, growing):
             opvi.run(sampler, growing, KEY, **{name: 0})
 
 
+@pytest.mark.slow
 def test_labels_that_are_no_class_are_refused():
     """Their gradient would be finite, and wrong: nothing may be learnt from them."""
     x = np.random.default_rng(0).normal(size=(12, 2)).astype(np.float32)

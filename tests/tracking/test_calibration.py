@@ -28,6 +28,7 @@ def taught(make, rounds=300, particles=3, features=1, seed=0):
     return known, rng
 
 
+@pytest.mark.slow
 def test_noise_is_found():
     """y = 0 + N(0, 0.3²), the particles agree: 90 % intervals cover 90 % within 4 standard errors of 4,000 rows."""
     known, rng = taught(lambda rng, x: (np.zeros((3, 20)), np.zeros((3, 20)), 0.3 * rng.normal(size=20)))
@@ -38,6 +39,7 @@ def test_noise_is_found():
     assert float(opvi.metrics.coverage(p, jnp.asarray(y, jnp.float32))) == pytest.approx(0.9, abs=4 * 0.0047)
 
 
+@pytest.mark.slow
 def test_errors_that_fell_at_first_are_soon_forgotten():
     """Errors fall to a fifth within eight batches and stay. 40 batches later intervals are nearly honest: 89 % of rows
     in 90 %. With the long memory from the start it was 86.5 %. The mean of five runs has a standard error of 0.25 %."""
@@ -68,6 +70,7 @@ def test_the_weights_favour_who_errs_least_and_let_errors_cancel():
     assert float(known.error) < 0.2
 
 
+@pytest.mark.slow
 def test_tails_and_changing_noise_are_noticed():
     """Noise e^x wide: the head's variance follows x, and scores better than one number for all rows."""
 

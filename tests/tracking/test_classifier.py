@@ -74,6 +74,7 @@ def test_it_learns_from_raw_numbers(tracker, learnt):
     np.testing.assert_allclose(history.info.weights.sum(1), 1, rtol=1e-5)
 
 
+@pytest.mark.slow
 def test_it_forgets_by_itself(tracker, simple):
     """The sectors turn once in 1,500 rows: nobody says so, and old rows mislead the one that never forgets."""
     X, y = rows_of(1, 3000, np.linspace(0, 4 * np.pi, 3000))
@@ -99,9 +100,10 @@ def test_predictions_are_calibrated_probabilities_taken_apart(tracker, learnt):
     assert bool((parts.epistemic >= 0).all() & (parts.aleatoric >= 0).all())
     far = tracker.predict(state, X * 50).uncertainty()
     assert parts.epistemic.shape == far.epistemic.shape == (1500,)
-    assert predictive.components.logits.shape == (8 + 3, 1500, CLASSES)  # networks and linear filters
+    assert predictive.components.logits.shape == (8 + 3 + 4, 1500, CLASSES)  # networks, linear filters, remembered rows
 
 
+@pytest.mark.slow
 def test_the_pool_is_what_info_scores(tracker, learnt):
     """`log_predictive` is the log density of `predict` before the step."""
     state, _ = learnt
@@ -136,6 +138,7 @@ def test_padded_equals_unpadded(simple):
         assert close(padded, unpadded, 1e-4)
 
 
+@pytest.mark.slow
 def test_a_large_batch_learns_like_a_stream_of_twenties(tracker, learnt):
     state, _ = learnt
     X, y = rows_of(5, 40, np.pi)
@@ -156,6 +159,7 @@ def test_single_rows_learn_like_batches(simple):
     assert finite(state)
 
 
+@pytest.mark.slow
 def test_resumed_equals_uninterrupted_and_sizes_compile_few_times(simple):
     stream = opvi.stream(rows_of(7, 400), opvi.schedules.power(0.8), rounds=30)
     before = opvi.running._run.advance._cache_size()

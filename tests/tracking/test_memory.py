@@ -109,6 +109,7 @@ def rough():
     return X, y.astype(np.float32)
 
 
+@pytest.mark.slow
 def test_memory_is_used_where_it_helps_and_the_mixture_stays_calibrated(rough):
     X, y = rough
     errors = {}

@@ -91,6 +91,7 @@ def test_padding_does_not_count(learnt):
     np.testing.assert_array_equal(empty.particles, state.particles)
 
 
+@pytest.mark.slow
 def test_large_batches_are_learnt_piece_by_piece():
     """One batch of 640 rows learns about as much as 20 batches of 32."""
     X, y = drawn(2000, seed=2)
@@ -173,6 +174,7 @@ def test_memory_cuts_covariances_into_blocks():
     assert np.mean(errors[-10:]) < 0.8 * np.mean(errors[1:6])
 
 
+@pytest.mark.slow
 def test_a_short_half_life_follows_a_turn_of_the_data():
     """After the sign of y turns, forgetting within 200 rows errs less than remembering everything."""
     X, y = drawn(2400)
@@ -253,6 +255,7 @@ def test_a_half_life_halves_what_is_known():
     np.testing.assert_allclose(information(after) / information(before), 0.5, rtol=0.02)
 
 
+@pytest.mark.slow
 def test_what_is_believed_does_not_depend_on_the_units_in_use():
     """Means and variances of all particles in the units of y, before and after a change of scale."""
     X, y = drawn(200, seed=5)

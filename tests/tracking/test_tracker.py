@@ -100,6 +100,7 @@ def test_rows_unlike_the_example_are_refused():
 # --- calibration of any sampler -----------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_calibrating_changes_no_bit_of_the_particles():
     target = opvi.mlp(2, (3,), prior_variance=None)
     sampler = opvi.gauss_newton(target, noise=opvi.filters.AdaptiveNoise())
@@ -160,6 +161,7 @@ def test_replay_learns_more_from_the_same_rows_and_keeps_nothing_poisoned():
 # --- the watch ----------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_the_watch_reports_a_change_and_nothing_else():
     rng = np.random.default_rng(0)
     X = rng.normal(size=(4000, 1)).astype(np.float32)

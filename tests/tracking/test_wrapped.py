@@ -42,6 +42,7 @@ def assert_same_particles(done):
         np.testing.assert_array_equal(state.particles, first)
 
 
+@pytest.mark.slow
 def test_the_regressor_learns_the_same_bits_whatever_the_order():
     """Watched or not, and a sample kept or not: no bit of the particles differs; learning rows again is what counts."""
     remember = partial(opvi.remembering, memory_rows=50, example=EXAMPLE)
@@ -53,6 +54,7 @@ def test_the_regressor_learns_the_same_bits_whatever_the_order():
     assert not np.array_equal(done[0][0].particles, without[0][0].particles)
 
 
+@pytest.mark.slow
 def test_any_sampler_learns_the_same_bits_whatever_the_order():
     calibrate = partial(opvi.calibrated, target=TARGET, particles=4)
     again = partial(opvi.replay, example=EXAMPLE, memory_rows=40, steps=3)
