@@ -31,6 +31,7 @@ class Server(ThreadingTCPServer):
 
     daemon_threads = True
     allow_reuse_address = True  # a port that was just given up can be used again at once
+    request_queue_size = 128  # connections that wait to be accepted: one that is dropped tries again only after seconds
 
     def __init__(self, port: int, handler: type[BaseHTTPRequestHandler]):
         super().__init__((LOOPBACK, port), handler)
