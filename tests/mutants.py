@@ -239,8 +239,8 @@ MUTANTS = [
     Mutant(
         "A positive target's density without its Jacobian",
         "src/opvi/app/learn/_scales.py",
-        "log_density=predicted.log_density - z",
-        "log_density=predicted.log_density",
+        "log_density=predicted.log_density - z)",
+        "log_density=predicted.log_density)",
         "tests/app/test_scales.py",
     ),
     Mutant(

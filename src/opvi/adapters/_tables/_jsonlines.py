@@ -77,7 +77,7 @@ def _parse(text: bytes, first: int, wanted: frozenset[str] | None) -> Iterator[B
         if not line.strip():
             continue
         try:
-            row = _row(line)
+            row = as_row(decoded(line, DECODER), line)
         except BadLineError as error:
             malformed.append(Rejected(first + len(lines), str(error), shown(line)))
         else:
@@ -116,10 +116,10 @@ def _content(lines: list[bytes]) -> Content:
     return Content.of([line + b"\n" for line in lines])
 
 
-def _row(line: bytes) -> dict[str, object]:
-    """One object, or the reason why there is none."""
+def decoded(text: bytes, decoder: json.JSONDecoder) -> object:
+    """Return what JSON says, or raise a `BadLineError` with the reason why it says nothing."""
     try:
-        row = DECODER.decode(line.decode())
+        return decoder.decode(text.decode())
     except UnicodeDecodeError:
         raise BadLineError("bytes that are not UTF-8") from None
     except RecursionError:
@@ -128,16 +128,20 @@ def _row(line: bytes) -> dict[str, object]:
         raise
     except ValueError as error:
         raise BadLineError(f"invalid JSON: {error}") from None
-    if type(row) is not dict:
+
+
+def as_row(found: object, text: bytes) -> dict[str, object]:
+    """Return an object that was found in a text as a row; raise a `BadLineError` if it is none."""
+    if type(found) is not dict:
         raise BadLineError('valid JSON, but no object: a row is written {"column": value, ...}')
-    if len(row) > MOST_COLUMNS:
-        raise BadLineError(f"{len(row):,} keys, but a row has at most {MOST_COLUMNS:,}")
-    if b"\\u" in line:
-        refuse_surrogates(row)
-    return row
+    if len(found) > MOST_COLUMNS:
+        raise BadLineError(f"{len(found):,} keys, but a row has at most {MOST_COLUMNS:,}")
+    if b"\\u" in text:
+        _refuse_surrogates(found)
+    return found
 
 
-def refuse_surrogates(row: dict[str, object]) -> None:
+def _refuse_surrogates(row: dict[str, object]) -> None:
     """Half of a character, written as an escape, is not text."""
     for name, value in row.items():
         try:

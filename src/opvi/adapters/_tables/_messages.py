@@ -6,8 +6,8 @@ from collections.abc import Sequence
 import numpy as np
 import pyarrow as pa
 
-from opvi.adapters._tables._block import MOST_COLUMNS, Block, Rejected, shown
-from opvi.adapters._tables._jsonlines import WORDS, BadLineError, constant, distinct, refuse_surrogates
+from opvi.adapters._tables._block import Block, Rejected, shown
+from opvi.adapters._tables._jsonlines import WORDS, as_row, constant, decoded, distinct
 from opvi.adapters._tables._schema import Schema
 
 
@@ -21,25 +21,8 @@ DECODER = json.JSONDecoder(parse_float=Number, parse_int=Number, parse_constant=
 
 def rows_of(text: bytes) -> list[Row]:
     """Return the rows of a JSON object, or of an array of objects; raise a `BadLineError` with the reason."""
-    try:
-        found = DECODER.decode(text.decode())
-    except UnicodeDecodeError:
-        raise BadLineError("bytes that are not UTF-8") from None
-    except RecursionError:
-        raise BadLineError("JSON that is nested too deeply") from None
-    except BadLineError:
-        raise
-    except ValueError as error:
-        raise BadLineError(f"invalid JSON: {error}") from None
-    rows = found if type(found) is list else [found]
-    for row in rows:
-        if type(row) is not dict:
-            raise BadLineError('valid JSON, but no object: a row is written {"column": value, ...}')
-        if len(row) > MOST_COLUMNS:
-            raise BadLineError(f"{len(row):,} keys, but a row has at most {MOST_COLUMNS:,}")
-        if b"\\u" in text:
-            refuse_surrogates(row)
-    return rows
+    found = decoded(text, DECODER)
+    return [as_row(row, text) for row in (found if type(found) is list else [found])]
 
 
 def block_of(rows: Sequence[Row | Rejected], first: int, schema: Schema | None = None) -> Block:

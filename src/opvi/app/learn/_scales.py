@@ -31,30 +31,42 @@ def positive_moments(predictive: Predictive) -> tuple[Array, Array]:
 
 
 @dataclass(frozen=True)
-class Positive(Wrapper):
-    """The same sampler of a logarithm, whose Info says what was predicted for the number itself."""
+class Rescaled(Wrapper):
+    """A sampler of targets on another scale, whose Info says what was predicted for the targets themselves."""
 
     def beginning(self, inner: State) -> tuple[()]:
         """Return nothing: no state is needed."""
         return ()
 
+    def told(self, said: Predictive, z: Array, predicted: Predicted) -> Predicted:
+        """Return what was predicted for targets z, in their own units, from what was said on the other scale."""
+        raise NotImplementedError
+
     @compiled
     def step(self, key: Key, state: Wrapped, batch: Batch) -> tuple[Wrapped, WrappedInfo]:
-        """Learn from a batch of logarithms; what was predicted is said on the scale of y, with its density."""
+        """Learn from a batch of targets on the other scale."""
         x, z = batch.data
-        mean, _ = positive_moments(cast("Predictive", self.sampler.predict(state.inner, x)))
+        said = cast("Predictive", self.sampler.predict(state.inner, x))
         inner, info = self.sampler.step(key, state.inner, batch)
-        told = wrapped_info(info)
-        predicted = cast("Predicted", told.predicted)
-        predicted = predicted._replace(mean=mean, log_density=predicted.log_density - z)
-        return Wrapped(inner, (), inner.round, inner.rows), told._replace(predicted=predicted)
+        about = wrapped_info(info)
+        predicted = self.told(said, z, cast("Predicted", about.predicted))
+        return Wrapped(inner, (), inner.round, inner.rows), about._replace(predicted=predicted)
+
+
+@dataclass(frozen=True)
+class Positive(Rescaled):
+    """A sampler of logarithms."""
+
+    def told(self, said: Predictive, z: Array, predicted: Predicted) -> Predicted:
+        """Return the mean of the numbers themselves, and their density."""
+        return predicted._replace(mean=positive_moments(said)[0], log_density=predicted.log_density - z)
 
 
 # --- counts ---------------------------------------------------------------------------------------
 
 
 def log_probability(predictive: Predictive, k: Array) -> Array:
-    r"""Return $\log P(Y = k)$ of counts, where the predictive is of $Z = g(Y)$, `Schema.count_scale`.
+    r"""Return $\log P(Y = k)$ of counts, where the predictive is of $Z = g(Y)$, `count_scale`.
 
     $$P(Y = k) = F(g(k + 1/2)) - F(g(k - 1/2)), \qquad g(-1/2) = -\infty$$
 
@@ -95,21 +107,11 @@ def count_quantiles(predictive: Predictive, levels: tuple[float, ...]) -> Array:
 
 
 @dataclass(frozen=True)
-class Counts(Wrapper):
-    """The same sampler of counts on `Schema.count_scale`, whose Info says what was predicted for the count itself."""
+class Counts(Rescaled):
+    """A sampler of counts on `count_scale`."""
 
-    def beginning(self, inner: State) -> tuple[()]:
-        """Return nothing: no state is needed."""
-        return ()
-
-    @compiled
-    def step(self, key: Key, state: Wrapped, batch: Batch) -> tuple[Wrapped, WrappedInfo]:
-        """Learn from a batch of scaled counts; what was predicted is said of counts, with their probability."""
-        x, z = batch.data
-        said = cast("Predictive", self.sampler.predict(state.inner, x))
-        inner, info = self.sampler.step(key, state.inner, batch)
-        told = wrapped_info(info)
+    def told(self, said: Predictive, z: Array, predicted: Predicted) -> Predicted:
+        """Return the mean of the counts, and their probability."""
         k = jnp.round(COUNT_BEND * jnp.sinh(jnp.clip(z, 0, LARGEST / 2)) ** 2 - COUNT_SHIFT)
         probability = jnp.where(jnp.isfinite(z), log_probability(said, k), jnp.nan)
-        predicted = cast("Predicted", told.predicted)._replace(mean=count_moments(said)[0], log_density=probability)
-        return Wrapped(inner, (), inner.round, inner.rows), told._replace(predicted=predicted)
+        return predicted._replace(mean=count_moments(said)[0], log_density=probability)
