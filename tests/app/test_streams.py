@@ -18,6 +18,7 @@ import pytest
 
 from benchmarks import brokers, kills
 from opvi.adapters._streams import _messages, open_stream
+from opvi.adapters._streams._messages import named
 from opvi.adapters._tables import SourceChangedError, TableError
 from opvi.app import cli
 from opvi.app.learn import RunDirectory, Stopped
@@ -129,6 +130,19 @@ def test_rows_that_are_added_meanwhile_are_found(database, tmp_path):
 
 
 @pytest.mark.parametrize(
+    ("url", "name"),
+    [
+        ("sqlite:///no.db?table=t&key=id&until=now", "sqlite:///no.db?table=t&key=id"),
+        ("sqlite:////folder/a.db?table=t&key=id", "sqlite:////folder/a.db?table=t&key=id"),
+        ("nats://user:secret@host:4222/rows.a?patience=3", "nats://host:4222/rows.a"),
+        ("kafka://host:9092", "kafka://host:9092"),
+    ],
+)
+def test_an_address_is_shown_without_secrets_and_can_be_opened_again(url, name):
+    assert named(url) == named(name) == name
+
+
+@pytest.mark.parametrize(
     ("url", "words"),
     [
         ("sqlite:///{path}?table=measured", "name the table and its growing key"),
@@ -137,6 +151,8 @@ def test_rows_that_are_added_meanwhile_are_found(database, tmp_path):
         ("sqlite:///{path}?table=measured&key=c", "whole numbers are needed"),
         ("sqlite:///{path}.none?table=t&key=id", "cannot be opened|unable to open"),
         ("sqlite:///{path}?tabel=t", "the option 'tabel' is not known"),
+        ("sqlite:///{path}?table=measured&key=id&patience=long", "`patience` is 'long'"),
+        ("sqlite:///{path}%3Fmode=rwc?table=measured&key=id", r"cannot be opened|unable to open"),
         ("mqtt://host/topic", "mqtt:// is not known"),
         ("nats://127.0.0.1:1/rows", "does not answer"),
         ("nats://127.0.0.1:1/", "names no subject|does not answer"),

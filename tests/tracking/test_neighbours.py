@@ -5,6 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+import opvi
 from opvi.tracking import _metric as metrics
 from opvi.tracking import _neighbours as neighbours
 
@@ -119,11 +120,14 @@ def test_what_is_missing_is_at_the_mean():
     np.testing.assert_array_equal(metrics.through(metric, jnp.asarray([[jnp.nan, 2.0]])), [[0.0, 2.0]])
 
 
-def test_a_number_of_rows_is_refused():
-    for bad in (-1, 2.5):
-        with pytest.raises(ValueError, match="at least 0"):
-            neighbours.checked_rows(bad)
+def test_rows_kept_follow_the_columns():
     assert neighbours.kept(None, 8, 5, True) == 65_536
     assert neighbours.kept(None, 95, 5, True) == 40_000  # what 16 MB hold
     assert neighbours.kept(None, 401, 5, True) == neighbours.kept(None, 8, 5, False) == 0
     assert neighbours.kept(7, 8, 5, False) == 7
+
+
+@pytest.mark.parametrize("rows", [-1, 2.5, "many", True, 2**20 + 1])
+def test_rows_to_remember_are_a_number_that_can_be_searched(rows):
+    with pytest.raises(ValueError, match="must be a whole number of rows from 0 to 1,048,576"):
+        opvi.regressor(2, memory_rows=rows)

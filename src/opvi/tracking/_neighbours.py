@@ -14,7 +14,8 @@ LANES = 512  # every LANES-th row competes with the others of its lane; the near
 TILE = 2 * LANES  # rows measured at once
 FARTHEST = 1e37  # squared distance
 EMPTY = 0x7F000000  # as an integer: of a lane without rows
-MOST_ROWS = 65_536
+MOST_ROWS = 65_536  # unless more are asked for
+LARGEST_STORE = 1 << 20  # rows: places of more would take the bits that distances need
 MOST_BYTES = 16e6
 MOST_COLUMNS = 400
 NEAREST = 8
@@ -33,10 +34,13 @@ def kept(memory_rows: int | None, columns: int, facts: int, networks: bool) -> i
 
 
 def checked_rows(memory_rows: int | None) -> int | None:
-    """Return a number of rows to remember, refused unless it is None or a whole number of at least 0."""
-    if memory_rows is None or (isinstance(memory_rows, int) and memory_rows >= 0):
+    """Return a number of rows to remember, refused unless it is None or a whole number that `nearest` can search."""
+    whole = isinstance(memory_rows, int) and not isinstance(memory_rows, bool)
+    if memory_rows is None or (whole and 0 <= memory_rows <= LARGEST_STORE):
         return memory_rows
-    raise ValueError(f"`memory_rows` is {memory_rows!r}, but must be a whole number of rows of at least 0, or None.")
+    raise ValueError(
+        f"`memory_rows` is {memory_rows!r}, but must be a whole number of rows from 0 to {LARGEST_STORE:,}, or None."
+    )
 
 
 def without_memory(sampler: Sampler) -> Sampler:

@@ -6,7 +6,7 @@ import time
 from collections import deque
 from collections.abc import Iterator
 from typing import NamedTuple
-from urllib.parse import SplitResult, parse_qs, parse_qsl, urlencode, urlsplit, urlunsplit
+from urllib.parse import SplitResult, parse_qs, parse_qsl, urlencode, urlsplit
 
 from opvi.adapters._tables import Block, Rejected, TableError
 from opvi.adapters._tables._block import shown
@@ -50,14 +50,21 @@ class Url(NamedTuple):
     @property
     def patience(self) -> float:
         """Seconds that it may be gone."""
-        return float(self.options.get("patience", PATIENCE))
+        text = self.options.get("patience", str(PATIENCE))
+        try:
+            seconds = float(text)
+        except ValueError:
+            seconds = -1.0
+        if not seconds >= 0:
+            raise TableError(f"`patience` is {text!r}, but must be a number of seconds of at least 0.")
+        return seconds
 
 
 def named(url: str) -> str:
     """Return an address without user, password and whatever does not say which rows: it is shown, saved, compared."""
     split = urlsplit(url)
     query = urlencode({name: value for name, value in parse_qsl(split.query) if name in IDENTITY}, safe=",")
-    return urlunsplit(split._replace(netloc=split.netloc.rpartition("@")[2], query=query))
+    return f"{split.scheme}://{split.netloc.rpartition('@')[2]}{split.path}{'?' if query else ''}{query}"
 
 
 class Gone:

@@ -4,7 +4,7 @@ import contextlib
 import sqlite3
 import time
 from typing import Any
-from urllib.parse import unquote
+from urllib.parse import quote, unquote
 
 from opvi.adapters._streams._messages import AT_ONCE, LOOK, Gone, Message, MessageSource, Url
 from opvi.adapters._tables import TableError
@@ -104,7 +104,7 @@ class Sqlite(Sql):
     def _connect(self) -> Any:
         path = unquote(self.url.split.path)[1:] or self.url.split.netloc
         try:
-            connection = sqlite3.connect(f"file:{path}?mode=ro", uri=True, timeout=LOOK, isolation_level=None)
+            connection = sqlite3.connect(f"file:{quote(path)}?mode=ro", uri=True, timeout=LOOK, isolation_level=None)
         except sqlite3.Error as error:
             raise TableError(f"{self.name} cannot be opened: {error}. Give a file that exists.") from None
         return connection

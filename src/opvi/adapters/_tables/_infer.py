@@ -250,8 +250,8 @@ def _refuse_single(found: list[str], where: str) -> None:
     if len(found) < 2:
         only = f"only the value {quoted(found[0])}" if found else "no sound value"
         raise TableError(
-            f"{where} has {only} among the first rows, but there is nothing to learn without 2. Shuffle the rows, name "
-            "the classes, or choose another column."
+            f"{where} has {only} among the first rows, but learning needs at least 2 different ones. Shuffle the rows, "
+            "name the classes, or choose another column."
         )
 
 
