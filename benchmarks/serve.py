@@ -15,6 +15,7 @@ import subprocess
 import sys
 import tempfile
 import time
+import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -61,6 +62,7 @@ class Server:
     """`opvi serve` in a process of its own."""
 
     def __init__(self, run: Path, *more: str, core: int | None = None, port: int = 0, cache: Path | None = None):
+        self.run = run
         pin = ["taskset", "-c", str(core)] if core is not None else []
         environment = dict(os.environ)
         if cache is not None:
@@ -90,8 +92,20 @@ class Server:
         return self.process.returncode
 
     def seconds(self) -> float:
-        """Of the processor."""
-        return processor_seconds(self.process.pid)
+        """Of the processor, those of the process that learns included."""
+        return sum(map(processor_seconds, family(self.process.pid)))
+
+    def learnt(self) -> float:
+        """Rows that are learnt, not only durable."""
+        with urllib.request.urlopen(f"http://127.0.0.1:{self.port}/metrics", timeout=60) as said:
+            lines = said.read().decode().splitlines()
+        return next(float(line.split()[1]) for line in lines if line.startswith("opvi_rows_learnt_total"))
+
+
+def family(process: int) -> list[int]:
+    """A process and those that it started."""
+    threads = Path(f"/proc/{process}/task").iterdir()
+    return [process, *(int(child) for thread in threads for child in (thread / "children").read_text().split())]
 
 
 def processor_seconds(process: int) -> float:
@@ -100,8 +114,9 @@ def processor_seconds(process: int) -> float:
 
 
 def resident(process: int) -> float:
-    """MiB of memory."""
-    return int(Path(f"/proc/{process}/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE") / 2**20
+    """MiB of memory, of its children, too."""
+    pages = (int(Path(f"/proc/{one}/statm").read_text().split()[1]) for one in family(process))
+    return sum(pages) * os.sysconf("SC_PAGE_SIZE") / 2**20
 
 
 # --- load -----------------------------------------------------------------------------------------
@@ -151,6 +166,8 @@ async def measured(
     """Rates by the wall and by the server's processor, and the times of the answers."""
     body = json.dumps(row if rows == 1 else [row] * rows).encode()
     await clients(server.port, count, http(path, body), min(1.0, seconds / 4))
+    learns = path == "/v1/learn" or bool(beside)
+    learnt = server.learnt() if learns else 0.0
     before, began = server.seconds(), time.perf_counter()
     work = [clients(server.port, count, http(path, body), seconds)]
     if beside:
@@ -167,8 +184,10 @@ async def measured(
         "p99_ms": float(np.quantile(times, 0.99)) * 1e3,
         "refused_with_429": refusals,
     }
+    if learns:
+        found["rows_learnt_per_second_meanwhile"] = (server.learnt() - learnt) / took
     if beside:
-        found["rows_learnt_per_second_meanwhile"] = len(others[0][0]) * 100 / took
+        found["rows_taken_per_second_meanwhile"] = len(others[0][0]) * 100 / took
     return {name: round(value, 2) for name, value in found.items()}
 
 
@@ -185,6 +204,10 @@ def load(work: Path, core: int | None, seconds: float) -> dict[str, Any]:
         found["predict, 16 clients"] = asyncio.run(measured(server, "/v1/predict", row, 16, seconds))
         found["predict while learning"] = asyncio.run(measured(server, "/v1/predict", row, 32, seconds, beside=hundred))
         found["server"] = {"resident_mib": round(resident(server.process.pid), 1)}
+    with Server(linear, "--one-process", core=core) as server:
+        rate = asyncio.run(measured(server, "/v1/predict", row, 32, seconds, beside=hundred))
+        found["predict while learning, in one process"] = rate
+        found["server in one process"] = {"resident_mib": round(resident(server.process.pid), 1)}
     (work / "network").mkdir()
     with Server(begin(work / "network", 2000, ()), core=core) as server:
         found["predict, default network"] = asyncio.run(measured(server, "/v1/predict", row, 64, seconds))

@@ -23,7 +23,7 @@ from opvi.app.learn import RunDirectory, RunError, predict
 from opvi.app.learn._predict import learnt
 from opvi.app.learn._starting import Asked, ready
 from opvi.app.learn._stopping import Stop
-from opvi.app.serve import Options, _guard, _intake, _log, _service, _writer
+from opvi.app.serve import Options, _followed, _guard, _intake, _log, _service, _writer
 from opvi.app.serve._app import application
 from opvi.app.serve._guard import Guard
 from opvi.running import Checkpoints
@@ -363,7 +363,7 @@ def test_the_report_is_the_page_of_opvi_report(run, begun):
 
 
 def test_a_follower_swaps_when_a_checkpoint_lands(run, begun, monkeypatch):
-    monkeypatch.setattr(_service, "LOOK", 0.02)
+    monkeypatch.setattr(_followed, "LOOK", 0.02)
     row = begun[1][0]
     with Served(run, readonly=True) as reader:
         before = reader.post("/v1/predict", row).json()

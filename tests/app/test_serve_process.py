@@ -1,16 +1,25 @@
 """`opvi serve` as a process: the ecosystem's clients, a browser, slow and hostile clients, signals and kills."""
 
 import json
+import os
 import shutil
+import signal
 import socket
+import ssl
+import subprocess
+import sys
 import time
+import urllib.error
 import urllib.request
+from http.client import HTTPException
 from pathlib import Path
 
 import numpy as np
 import pytest
 
 pytest.importorskip("starlette", reason="needs the extra `serve`")
+
+from prometheus_client.parser import text_string_to_metric_families
 
 from benchmarks import serve as bench
 from opvi.app.serve import _guard
@@ -138,3 +147,92 @@ def test_kills_lose_nothing(begun, tmp_path):
     found = bench.killed(run, begun[1] * 40, 3, tmp_path / "programs")
     assert found["acknowledged"] > 0
     assert (found["lost"], found["twice"], found["clean_end"], found["same_bits"]) == (0, 0, True, True)
+
+
+# --- the process that learns ----------------------------------------------------------------------
+
+
+def get(server, path):
+    with urllib.request.urlopen(f"http://127.0.0.1:{server.port}{path}", timeout=60) as said:
+        return said.read().decode()
+
+
+def test_what_the_other_process_learns_is_predicted_with(server, begun):
+    row = begun[1][0]
+    before = post(server, "/v1/predict?ticket=mine", row)["predictions"][0]
+    scored = post(server, "/v1/learn?ticket=mine", {"y": before["mean"] + 1})["scored"]
+    assert scored[0]["absolute_error"] == pytest.approx(1)
+    rows = [{**row, "y": before["mean"] + 100}] * 400
+    assert post(server, "/v1/learn", rows)["rows"] == 400
+    deadline = time.monotonic() + 30
+    while post(server, "/v1/predict", row)["predictions"][0]["mean"] < before["mean"] + 10:
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+    families = list(text_string_to_metric_families(get(server, "/metrics")))
+    assert len({family.name for family in families}) == len(families)  # counted in two processes, each once
+    found = {sample.name: sample.value for family in families for sample in family.samples}
+    assert found["opvi_tickets_scored_total"] == 1
+    assert found["opvi_rows_logged_total"] >= 401
+    assert found["opvi_request_seconds_count"] > 0
+
+
+def test_a_second_server_of_a_run_says_who_has_it(server):
+    said = subprocess.run(
+        [sys.executable, "-m", "opvi.app.cli", "serve", server.run, "--port", "0"], capture_output=True, text=True
+    )
+    assert said.returncode == 1
+    assert "Traceback" not in said.stderr
+    assert f"process {bench.family(server.process.pid)[1]}" in said.stderr
+
+
+def test_answers_outlive_the_process_that_learns_and_nothing_is_lost(begun, tmp_path):
+    run = shutil.copytree(begun[0], tmp_path / "model.run")
+    row = begun[1][0]
+    with bench.Server(run) as server:
+        _, learner = bench.family(server.process.pid)
+        post(server, "/v1/learn", begun[1][:70])
+        os.kill(learner, signal.SIGKILL)
+        with pytest.raises(urllib.error.HTTPError) as refused:
+            [post(server, "/v1/learn", row) for _ in range(1000)]  # until it is noticed
+        assert refused.value.code == 503
+        assert "its process has gone" in refused.value.read().decode()
+        assert post(server, "/v1/predict", row)["target"] == "y"
+        with pytest.raises(urllib.error.HTTPError, match="503"):
+            get(server, "/v2/health/ready")
+        assert get(server, "/metrics")
+        server.stop()
+    assert server.process.returncode == 1
+    logged = sum(entry.rows for entry in bench._entries(run))
+    assert logged >= 70
+    with bench.Server(run) as server:  # learns the log
+        assert f"{logged:,} rows of the log were not in the checkpoint: learnt.\n" in server.said
+        _, learner = bench.family(server.process.pid)
+        server.process.kill()
+        server.process.wait()
+        deadline = time.monotonic() + 30
+        while Path(f"/proc/{learner}").exists():  # it does not outlive the server
+            assert time.monotonic() < deadline
+            time.sleep(0.02)
+
+
+# --- TLS ------------------------------------------------------------------------------------------
+
+
+@pytest.mark.skipif(shutil.which("openssl") is None, reason="no openssl is installed, which makes the certificate")
+def test_tls_by_the_flags_of_uvicorn(begun, tmp_path):
+    certificate, key = tmp_path / "certificate.pem", tmp_path / "key.pem"
+    command = ["openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-days", "2", "-subj", "/CN=localhost"]
+    names = ["-addext", "subjectAltName=DNS:localhost,IP:127.0.0.1"]
+    subprocess.run([*command, *names, "-keyout", key, "-out", certificate], check=True, capture_output=True)
+    run = shutil.copytree(begun[0], tmp_path / "model.run")
+    with bench.Server(run, "--one-process", "--ssl-certfile", str(certificate), "--ssl-keyfile", str(key)) as server:
+        assert f"https://127.0.0.1:{server.port}/" in server.said[-1]
+        address = f"https://localhost:{server.port}/v1/predict"
+        asked = urllib.request.Request(address, json.dumps(begun[1][0]).encode())
+        with urllib.request.urlopen(asked, timeout=60, context=ssl.create_default_context(cafile=certificate)) as said:
+            assert json.load(said)["target"] == "y"
+        with pytest.raises(urllib.error.URLError, match="CERTIFICATE_VERIFY_FAILED"):  # who does not know it is warned
+            urllib.request.urlopen(asked, timeout=60, context=ssl.create_default_context())
+        with pytest.raises((OSError, HTTPException)):  # and nothing is said in the clear
+            urllib.request.urlopen(address.replace("https", "http"), timeout=60)
+    assert server.process.returncode == 0

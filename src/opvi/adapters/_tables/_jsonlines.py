@@ -77,7 +77,7 @@ def _parse(text: bytes, first: int, wanted: frozenset[str] | None) -> Iterator[B
         if not line.strip():
             continue
         try:
-            row = as_row(decoded(line, DECODER), line)
+            row = as_row(decoded(line, DECODER), b"\\u" in line)
         except BadLineError as error:
             malformed.append(Rejected(first + len(lines), str(error), shown(line)))
         else:
@@ -130,13 +130,18 @@ def decoded(text: bytes, decoder: json.JSONDecoder) -> object:
         raise BadLineError(f"invalid JSON: {error}") from None
 
 
-def as_row(found: object, text: bytes) -> dict[str, object]:
-    """Return an object that was found in a text as a row; raise a `BadLineError` if it is none."""
+def as_row(found: object, escaped: bool) -> dict[str, object]:
+    """Return an object of JSON as a row; raise a `BadLineError` if it is none.
+
+    Args:
+        found: the object.
+        escaped: whether characters are written as escapes, among which there may be halves of characters.
+    """
     if type(found) is not dict:
         raise BadLineError('valid JSON, but no object: a row is written {"column": value, ...}')
     if len(found) > MOST_COLUMNS:
         raise BadLineError(f"{len(found):,} keys, but a row has at most {MOST_COLUMNS:,}")
-    if b"\\u" in text:
+    if escaped:
         _refuse_surrogates(found)
     return found
 

@@ -22,7 +22,8 @@ DECODER = json.JSONDecoder(parse_float=Number, parse_int=Number, parse_constant=
 def rows_of(text: bytes) -> list[Row]:
     """Return the rows of a JSON object, or of an array of objects; raise a `BadLineError` with the reason."""
     found = decoded(text, DECODER)
-    return [as_row(row, text) for row in (found if type(found) is list else [found])]
+    escaped = b"\\u" in text
+    return [as_row(row, escaped) for row in (found if type(found) is list else [found])]
 
 
 def block_of(rows: Sequence[Row | Rejected], first: int, schema: Schema | None = None) -> Block:

@@ -29,7 +29,13 @@ def add_serve(commands: Commands) -> None:
     command.add_argument(
         "--allow-host", action="append", default=[], metavar="NAME", help="a name of this server; * allows any"
     )
-    command.add_argument("--readonly", action="store_true", help="follow a run that another process writes")
+    who = command.add_mutually_exclusive_group()
+    who.add_argument("--readonly", action="store_true", help="follow a run that another process writes")
+    who.add_argument(
+        "--one-process",
+        action="store_true",
+        help="learn in the server's process: half the memory, but learning delays answers",
+    )
     command.add_argument(
         "--backlog", type=positive, default=100_000, metavar="ROWS", help="that may wait to be learnt; more get 429"
     )
@@ -51,6 +57,7 @@ def serve(options: argparse.Namespace) -> int:
     from opvi.app.learn import RunDirectory
     from opvi.app.serve import Address, Options
     from opvi.app.serve import serve as run_server
+    from opvi.app.serve._server import APART, READONLY, TOGETHER
 
     token = _token(options.token_file) if options.token_file else None
     if token is None and not _is_loopback(options.host):
@@ -63,9 +70,10 @@ def serve(options: argparse.Namespace) -> int:
         raise CommandError("TLS needs both --ssl-certfile and --ssl-keyfile.")
     address = Address(options.host, options.port, _hosts(options.host, options.allow_host), token, tls)
     name = options.name or options.run.resolve().name.removesuffix(".run")
-    how = Options(name, options.backlog, options.max_body << 20, options.save_every)
+    served = Options(name, options.backlog, options.max_body << 20, options.save_every)
+    how = READONLY if options.readonly else TOGETHER if options.one_process else APART
     with explained(options.run):
-        return run_server(RunDirectory(options.run), how, address, options.readonly, _say)
+        return run_server(RunDirectory(options.run), served, address, how, _say)
 
 
 def _say(line: str) -> None:

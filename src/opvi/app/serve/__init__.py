@@ -7,6 +7,6 @@ try:
 except ImportError as error:
     raise ImportError("serving needs starlette, uvicorn and prometheus-client: `pip install 'opvi[serve]'`.") from error
 
+from opvi.app.serve._options import Options as Options
 from opvi.app.serve._server import Address as Address
 from opvi.app.serve._server import serve as serve
-from opvi.app.serve._service import Options as Options

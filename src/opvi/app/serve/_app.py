@@ -16,12 +16,14 @@ from opvi.adapters._tables import Json, Schema
 from opvi.adapters._tables._messages import Row, rows_of
 from opvi.app.report._page import LIVE_POLICY
 from opvi.app.serve import _v2 as v2
+from opvi.app.serve._apart import Apart
 from opvi.app.serve._asking import LEVELS, Asked, Said, plain
+from opvi.app.serve._followed import Followed
 from opvi.app.serve._guard import body_of
 from opvi.app.serve._intake import Sent
 from opvi.app.serve._openapi import openapi
-from opvi.app.serve._service import Followed, Options, Service
-from opvi.app.serve._tickets import Tickets
+from opvi.app.serve._options import Options
+from opvi.app.serve._service import Service
 from opvi.app.serve._worker import Answer, answer, refused
 from opvi.app.serve._writer import Writer
 
@@ -30,9 +32,12 @@ MOST_LEVELS = 20
 
 
 Handler = Callable[[Service, Request], Awaitable[Answer]]
+Keep = Callable[[str, list[Row], list[Json | None]], str]
 
 
-def application(options: Options, run: Writer | Followed, observe: list[Callable[[str, int, float], None]]) -> ASGIApp:
+def application(
+    options: Options, run: Writer | Followed | Apart, observe: list[Callable[[str, int, float], None]]
+) -> ASGIApp:
     """Return the application; `observe` gets the function that counts requests, once it runs."""
     service: Service
 
@@ -41,7 +46,7 @@ def application(options: Options, run: Writer | Followed, observe: list[Callable
         nonlocal service
         service = Service(options, run)
         await warm(service)
-        observe.append(service.metrics.observe)
+        observe.append(service.requests.observe)
         yield
         service.close()
 
@@ -121,8 +126,9 @@ def _failure(error: Exception) -> Answer:
 
 
 async def warm(service: Service) -> None:
-    """Ask once, so that the first client does not wait for a program to be compiled."""
+    """Ask once, so that the first client does not wait for a program to be compiled, here or where rows are learnt."""
     await _asked(service, lambda _: [{}], LEVELS, lambda said: answer({}))
+    await service.behind.figures()
 
 
 async def _asked(
@@ -149,7 +155,7 @@ async def predict(service: Service, request: Request) -> Answer:
         levels = _levels(query["quantiles"]) if "quantiles" in query else LEVELS
     except ValueError:
         return refused(400, f"`quantiles` must be at most {MOST_LEVELS} numbers strictly between 0 and 1: 0.05,0.95.")
-    write = partial(_predictions, tickets=service.tickets, ticket=ticket)
+    write = partial(_predictions, keep=service.behind.keep, ticket=ticket)
     return await _asked(service, lambda _: rows_of(body), levels, write)
 
 
@@ -160,19 +166,19 @@ def _levels(text: str) -> tuple[float, ...]:
     return levels
 
 
-def _predictions(said: Said, tickets: Tickets, ticket: str | None) -> Answer:
+def _predictions(said: Said, keep: Keep, ticket: str | None) -> Answer:
     values = plain(said)
     content: Json = {"target": said.schema.target, "predictions": values}
     if said.rejected:
         content["rejected"] = [{"row": bad.row, "reason": bad.reason} for bad in said.rejected]
     if ticket is not None:
-        content["ticket"] = tickets.keep(ticket, said.rows, values)
+        content["ticket"] = keep(ticket, said.rows, values)
     return answer(content, 200 if len(said.rejected) < len(said.rows) else 422)
 
 
 async def learn(service: Service, request: Request) -> Answer:
     """Rows in, an answer when they are on the disk."""
-    if service.intake is None:
+    if service.behind.readonly:
         return refused(403, "this server is read-only. Send rows to the one that writes the run.")
     body = await body_of(request, service.options.most_bytes)
     if isinstance(body, Answer):
@@ -183,7 +189,7 @@ async def learn(service: Service, request: Request) -> Answer:
         return refused(400, "the key or the ticket is not a text of 1 to 200 plain characters.")
     reply = service.loop.create_future()
     key = f"key {key}" if key else f"ticket {ticket}" if ticket else ""
-    return service.intake.take(Sent(body, key, ticket, reply)) or await reply
+    return service.behind.take(Sent(body, key, ticket, reply)) or await reply
 
 
 # --- version 2: tensors ---------------------------------------------------------------------------
@@ -238,7 +244,7 @@ async def ready(service: Service, request: Request) -> Answer:
 
 async def metrics(service: Service, request: Request) -> Answer:
     """The figures of the moment, for Prometheus."""
-    return Answer(200, service.metrics.text(), (("content-type", "text/plain; version=0.0.4; charset=utf-8"),))
+    return Answer(200, await service.metrics(), (("content-type", "text/plain; version=0.0.4; charset=utf-8"),))
 
 
 async def described(service: Service, request: Request) -> Answer:

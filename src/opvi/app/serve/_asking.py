@@ -1,6 +1,5 @@
 """Predictions for requests: those that wait are encoded and answered together, by the last published state."""
 
-import asyncio
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
@@ -10,7 +9,7 @@ from opvi.adapters._tables import Json, Rejected, Schema
 from opvi.adapters._tables._jsonlines import BadLineError
 from opvi.adapters._tables._messages import Row, block_of
 from opvi.app.learn._predict import predicted
-from opvi.app.serve._worker import Answer, Reply, Worker, deliver, refused
+from opvi.app.serve._worker import Answer, Loop, Reply, Worker, deliver, refused
 from opvi.app.serve._writer import Published
 from opvi.running import Engine
 
@@ -46,7 +45,7 @@ class Asking:
         loop: the event loop that waits for answers.
     """
 
-    def __init__(self, published: Callable[[], Published], loop: asyncio.AbstractEventLoop):
+    def __init__(self, published: Callable[[], Published], loop: Loop):
         self._published, self._loop = published, loop
         self._engine: Engine | None = None
         self._worker: Worker[Asked] = Worker("asking", self._take, AT_ONCE)

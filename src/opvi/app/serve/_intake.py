@@ -1,6 +1,5 @@
 """Requests to learn: read, checked, made durable together, answered, handed on."""
 
-import asyncio
 import hashlib
 import itertools
 import json
@@ -15,7 +14,7 @@ from opvi.app.learn import Learner
 from opvi.app.learn._classes import met
 from opvi.app.serve._log import Entry, Known, Log, LogError
 from opvi.app.serve._tickets import Tickets
-from opvi.app.serve._worker import Answer, Reply, Worker, answer, deliver, refused
+from opvi.app.serve._worker import Answer, Loop, Reply, Worker, answer, deliver, refused
 from opvi.app.serve._writer import Work, Writer
 
 AT_ONCE = 256  # requests that share an fsync
@@ -59,7 +58,7 @@ class Intake:
         self,
         writer: Writer,
         tickets: Tickets,
-        loop: asyncio.AbstractEventLoop,
+        loop: Loop,
         backlog: int,
         observe: Observe,
     ):

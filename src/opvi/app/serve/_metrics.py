@@ -14,8 +14,29 @@ SECONDS = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 5.0)
 ROUTES = {"/": "report", "/metrics": "metrics", "/v1/predict": "predict", "/v1/learn": "learn"}
 
 
-class Metrics:
-    """Counts and times of one server.
+class Requests:
+    """Counts and times of requests."""
+
+    def __init__(self) -> None:
+        self._registry = CollectorRegistry()
+        self._requests = Counter("opvi_requests", "Requests.", ["route", "status"], registry=self._registry)
+        self._seconds = Histogram(
+            "opvi_request_seconds", "Time of requests.", ["route"], registry=self._registry, buckets=SECONDS
+        )
+
+    def observe(self, path: str, status: int, seconds: float) -> None:
+        """Count a request."""
+        route = ROUTES.get(path) or ("infer" if path.endswith("/infer") else "other")
+        self._requests.labels(route, str(status)).inc()
+        self._seconds.labels(route).observe(seconds)
+
+    def text(self) -> bytes:
+        """Return the counts in the form that Prometheus reads."""
+        return generate_latest(self._registry)
+
+
+class Figures:
+    """What is known of a run.
 
     Args:
         tickets: predictions that wait for labels.
@@ -27,22 +48,12 @@ class Metrics:
         self._tickets, self._published, self._writer = tickets, published, writer
         self._registry = CollectorRegistry()
         self._registry.register(self)
-        self._requests = Counter("opvi_requests", "Requests.", ["route", "status"], registry=self._registry)
-        self._seconds = Histogram(
-            "opvi_request_seconds", "Time of requests.", ["route"], registry=self._registry, buckets=SECONDS
-        )
         self._durable = Histogram(
             "opvi_durable_seconds",
             "Time to bring a group of requests to the disk.",
             registry=self._registry,
             buckets=SECONDS,
         )
-
-    def observe(self, path: str, status: int, seconds: float) -> None:
-        """Count a request."""
-        route = ROUTES.get(path) or ("infer" if path.endswith("/infer") else "other")
-        self._requests.labels(route, str(status)).inc()
-        self._seconds.labels(route).observe(seconds)
 
     def durable(self, seconds: float) -> None:
         """Count a group of requests that came to the disk."""

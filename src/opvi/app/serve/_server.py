@@ -4,17 +4,21 @@ import signal
 import socket
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from typing import NamedTuple
 
 import uvicorn
 
 from opvi.app.learn import RunDirectory, RunError
+from opvi.app.serve._apart import Apart
 from opvi.app.serve._app import application
+from opvi.app.serve._followed import Followed
 from opvi.app.serve._guard import Guard, Observe, Patient
-from opvi.app.serve._service import Followed, Options, followed, written
+from opvi.app.serve._options import Options
+from opvi.app.serve._service import followed, written
 from opvi.app.serve._writer import Writer
 
+APART, TOGETHER, READONLY = "apart", "together", "readonly"  # who writes the run
 DRAIN = 30  # seconds for requests that are being answered
 SWITCH = 0.001  # seconds after which a thread lets others go on: answers wait for learning no longer
 
@@ -43,14 +47,14 @@ class Ready(uvicorn.Server):
             self._say(self._url)
 
 
-def serve(run: RunDirectory, options: Options, address: Address, readonly: bool, say: Callable[[str], None]) -> int:
+def serve(run: RunDirectory, options: Options, address: Address, how: str, say: Callable[[str], None]) -> int:
     """Answer until SIGINT or SIGTERM; then finish what was asked, learn what is durable, and save.
 
     Args:
         run: the folder of a run.
         options: how it is served.
         address: where.
-        readonly: follow the run instead of writing it.
+        how: APART learns in a process of its own, TOGETHER in this one; READONLY follows a run that another one writes.
         say: prints a line.
     """
     sys.setswitchinterval(SWITCH)
@@ -58,17 +62,25 @@ def serve(run: RunDirectory, options: Options, address: Address, readonly: bool,
     scheme = "https" if address.tls else "http"
     host, port = sock.getsockname()[:2]
     shown = f"[{host}]" if ":" in host else host
-    with sock, followed(run) if readonly else written(run, options, say) as made:
+    with sock, _begun(run, options, how, say) as made:
         server = Ready(_config(made, options, address), say, f"Serving {run.path}: {scheme}://{shown}:{port}/")
         with _quiet_signals():
             server.run(sockets=[sock])
         if not server.started:
             raise RunError("the server could not start; its own words are above.")
-    say("Everything that was acknowledged is learnt and saved." if not readonly else "Ended.")
+    say("Everything that was acknowledged is learnt and saved." if how != READONLY else "Ended.")
     return 0
 
 
-def _config(made: Writer | Followed, options: Options, address: Address) -> uvicorn.Config:
+def _begun(
+    run: RunDirectory, options: Options, how: str, say: Callable[[str], None]
+) -> AbstractContextManager[Apart | Writer | Followed]:
+    if how == APART:
+        return Apart(run, options)
+    return followed(run) if how == READONLY else written(run, options, say)
+
+
+def _config(made: Apart | Writer | Followed, options: Options, address: Address) -> uvicorn.Config:
     observers: list[Observe] = []
 
     def observe(path: str, status: int, seconds: float) -> None:

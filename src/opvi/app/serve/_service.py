@@ -1,116 +1,49 @@
-"""What stands behind the routes: a run that learns and answers, or one that is followed."""
+"""A run that learns and answers, or one that is followed; and all that answers requests."""
 
 import asyncio
-import sys
-import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager
-from typing import NamedTuple
 
-from opvi.app.learn import Learner, RunDirectory, RunError, contents
+from opvi.app.learn import Learner, RunDirectory, RunError
 from opvi.app.learn._learner import SERVED, Place
 from opvi.app.learn._model import about_model
-from opvi.app.learn._predict import Learnt, learnt
-from opvi.app.report import page
+from opvi.app.serve._apart import Apart
 from opvi.app.serve._asking import Asking
-from opvi.app.serve._intake import Intake, replay
+from opvi.app.serve._behind import Behind
+from opvi.app.serve._followed import Followed
+from opvi.app.serve._intake import replay
 from opvi.app.serve._log import Log
-from opvi.app.serve._metrics import Metrics
-from opvi.app.serve._tickets import Tickets
+from opvi.app.serve._metrics import Requests
+from opvi.app.serve._options import Options
 from opvi.app.serve._writer import Published, Writer
-from opvi.running import CheckpointError
-from opvi.running._saving import SAVE_EVERY
 
 LOG = "log"  # the folder of the log in a run's
-BACKLOG = 100_000  # rows that may wait to be learnt
-MOST_BYTES = 1 << 23  # of a body
-LOOK = 1.0  # seconds between two looks for a new checkpoint
 REST = 4  # times as long as a page took to make, the next one is not made: learning needs the time
-
-
-class Options(NamedTuple):
-    """How a run is served."""
-
-    name: str  # of the model
-    backlog: int = BACKLOG
-    most_bytes: int = MOST_BYTES
-    save_every: float = SAVE_EVERY
-
-
-class Followed:
-    """A run that another process writes: a new checkpoint replaces what predictions are made with.
-
-    Args:
-        run: its folder.
-    """
-
-    def __init__(self, run: RunDirectory):
-        self._run = run
-        self._seen = self._newest()
-        self.known = learnt(run)
-        self.published = _published(self.known)
-        self._end = threading.Event()
-        self._thread = threading.Thread(target=self._follow, name="opvi-follower", daemon=True)
-        self._thread.start()
-
-    def _newest(self) -> str:
-        return max((path.name for path in self._run.checkpoints.folder.glob("[0-9]*.opvi")), default="")
-
-    def _follow(self) -> None:
-        said = ""
-        while not self._end.wait(LOOK):
-            try:
-                newest = self._newest()
-                if newest != self._seen:
-                    known = learnt(self._run)
-                    self.known, self.published, self._seen = known, _published(known), newest
-                said = ""
-            except (RunError, CheckpointError, OSError) as error:
-                if str(error) != said:
-                    said = str(error)
-                    print(f"opvi: {said} The last good state is served.", file=sys.stderr)
-
-    def learnt(self) -> Learnt:
-        """Return the run as it was last read, for the report."""
-        return self.known
-
-    def close(self) -> None:
-        """Follow no longer."""
-        self._end.set()
-        self._thread.join()
-
-
-def _published(known: Learnt) -> Published:
-    return Published(known.schema, known.sampler, known.tree["state"], known.settings.seed)
 
 
 class Page:
     """The report, made when it is asked for, and not too often.
 
     Args:
-        known: returns the run.
-        title: of the page.
+        make: makes it.
     """
 
-    def __init__(self, known: Callable[[], Learnt], title: str):
-        self._known, self._title = known, title
+    def __init__(self, make: Callable[[], Awaitable[bytes]]):
+        self._make = make
         self._one_at_a_time = asyncio.Lock()
         self._made, self._at, self._took = b"", -1.0, 0.0
 
     async def get(self) -> bytes:
-        """Return the page; made in a thread, one at a time."""
+        """Return the page; one is made at a time."""
         asked = time.monotonic()
         async with self._one_at_a_time:
             if self._at < asked and time.monotonic() > self._at + REST * self._took:
                 began = time.monotonic()
-                self._made = await asyncio.to_thread(self._make)
+                self._made = await self._make()
                 self._at = time.monotonic()
                 self._took = self._at - began
         return self._made
-
-    def _make(self) -> bytes:
-        return page(contents(self._known(), self._title, ""), live=True).encode(errors="replace")
 
 
 class Service:
@@ -118,32 +51,35 @@ class Service:
 
     Args:
         options: how it is served.
-        run: who gives the state: a writer, or a run that is followed.
+        run: who gives the state: a writer or a run that is followed, in this process, or a learner in its own.
     """
 
-    def __init__(self, options: Options, run: Writer | Followed):
+    def __init__(self, options: Options, run: Writer | Followed | Apart):
         self.loop = loop = asyncio.get_running_loop()
-        self.options, self.run = options, run
-        self.tickets = Tickets()
+        if isinstance(run, Writer):
+            run.warm()
+        self.options = options
+        self.behind = run.ready(loop) if isinstance(run, Apart) else Behind(run, options.name, options.backlog, loop)
         self.asking = Asking(self.published, loop)
-        writer = run if isinstance(run, Writer) else None
-        self.metrics = Metrics(self.tickets, self.published, writer)
-        self.intake = Intake(writer, self.tickets, loop, options.backlog, self.metrics.durable) if writer else None
-        self.page = Page(run.learnt, options.name)
+        self.requests = Requests()
+        self.page = Page(self.behind.page)
 
     def published(self) -> Published:
         """Return what predictions are made with."""
-        return self.run.published
+        return self.behind.published
 
     @property
     def ready(self) -> bool:
         """Whether it does all that it is there for."""
-        return not (isinstance(self.run, Writer) and self.run.failed)
+        return not self.behind.failed
+
+    async def metrics(self) -> bytes:
+        """Return what Prometheus is told."""
+        return self.requests.text() + await self.behind.figures()
 
     def close(self) -> None:
-        """Answer what was asked; rows that are durable are learnt by the writer's own end."""
-        if self.intake is not None:
-            self.intake.close()
+        """Answer what was asked."""
+        self.behind.close()
         self.asking.close()
 
 

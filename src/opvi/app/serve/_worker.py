@@ -1,11 +1,11 @@
 """Threads that take what was put in for them, all that is there at once; and answers brought back to the event loop."""
 
-import asyncio
 import json
 import threading
+import time
 from collections.abc import Callable, Sequence
 from queue import Empty, SimpleQueue
-from typing import Generic, NamedTuple, TypeVar
+from typing import Generic, NamedTuple, Protocol, TypeVar
 
 from opvi.adapters._tables import Json
 
@@ -21,7 +21,24 @@ class Answer(NamedTuple):
     headers: tuple[tuple[str, str], ...] = ()
 
 
-Reply = asyncio.Future[Answer]
+class Reply(Protocol):
+    """Where an answer is waited for: a future of the event loop, or a number that another process knows."""
+
+    def done(self) -> bool:
+        """Return whether nobody waits any more."""
+
+    def set_result(self, said: Answer, /) -> None:
+        """Answer."""
+
+
+class Loop(Protocol):
+    """Who brings answers back: the event loop, or the way to another process."""
+
+    def is_closed(self) -> bool:
+        """Return whether nobody waits any more."""
+
+    def call_soon_threadsafe(self, call: Callable[[], None], /) -> object:
+        """Call a function, soon, where replies may be answered."""
 
 
 def answer(content: Json, status: int = 200, **headers: str) -> Answer:
@@ -35,7 +52,7 @@ def refused(status: int, why: str, **headers: str) -> Answer:
     return answer({"error": why}, status, **headers)
 
 
-def deliver(loop: asyncio.AbstractEventLoop, answers: Sequence[tuple[Reply, Answer]]) -> None:
+def deliver(loop: Loop, answers: Sequence[tuple[Reply, Answer]]) -> None:
     """Hand answers to the event loop, all at once; clients that have gone are passed over."""
 
     def hand_over() -> None:
@@ -54,11 +71,12 @@ class Worker(Generic[Item]):
         name: of the thread.
         work: called with the next items, at most `most`; with none after a second without any.
         most: items at once.
+        every: seconds from one beginning to the next, at least: more is worked on together.
     """
 
-    def __init__(self, name: str, work: Callable[[list[Item]], None], most: int):
+    def __init__(self, name: str, work: Callable[[list[Item]], None], most: int, every: float = 0.0):
         self._queue: SimpleQueue[Item | None] = SimpleQueue()
-        self._work, self._most = work, most
+        self._work, self._most, self._every = work, most, every
         self._thread = threading.Thread(target=self._run, name=f"opvi-{name}", daemon=True)
         self._thread.start()
 
@@ -68,6 +86,7 @@ class Worker(Generic[Item]):
 
     def close(self) -> None:
         """Finish what is there, then end."""
+        self._every = 0.0
         self._queue.put(None)
         self._thread.join()
 
@@ -86,4 +105,7 @@ class Worker(Generic[Item]):
             except Empty:
                 pass
             if items or not ended:
+                began = time.monotonic()
                 self._work(items)
+                if len(items) < self._most:
+                    time.sleep(max(0.0, began + self._every - time.monotonic()))

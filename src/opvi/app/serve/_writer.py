@@ -19,7 +19,8 @@ from opvi.app.serve._worker import Worker
 from opvi.running import Engine
 from opvi.types import Sampler, Tree
 
-AT_ONCE = 64  # groups that are learnt in one call, where so many wait
+AT_ONCE = 256  # groups that are learnt in one call, where so many wait
+EVERY = 0.05  # seconds between two calls, at least: a call with few rows costs almost as much as one with many
 TOGETHER = 1000  # rows learnt in one call, about
 AGAIN = 10.0  # seconds after a save that failed
 WINDOW = 10.0  # seconds over which the speed is measured
@@ -32,6 +33,7 @@ class Published(NamedTuple):
     sampler: Sampler
     state: Tree
     seed: int
+    room: int = 0  # classes that the model has, where it learns
 
 
 class Work(NamedTuple):
@@ -82,15 +84,15 @@ class Writer:
         self._saved = deque([self.end], KEPT)  # what the checkpoints in the folder hold
         self._speed = deque([(time.monotonic(), learner.rows)], 1000)
         self.published = self._published()
+        self.changed = threading.Event()  # set when there is something new to publish
         self._patient = 0.0  # until when not to save, after it has failed
-        self._warm()
-        self._worker: Worker[Work] = Worker("learner", self.learn, AT_ONCE)
+        self._worker: Worker[Work] = Worker("learner", self.learn, AT_ONCE, EVERY)
 
     def _published(self) -> Published:
         made = self.learner
-        return Published(made.schema, made.engine.sampler, made.engine.state, made.settings.seed)
+        return Published(made.schema, made.engine.sampler, made.engine.state, made.settings.seed, made.room)
 
-    def _warm(self) -> None:
+    def warm(self) -> None:
         """Compile before the first client waits: a copy learns rows that are no rows, and is forgotten."""
         made = self.learner
         rows = np.zeros((BATCH, len(made.schema.features)), np.float32), np.zeros(BATCH, made.waiting[1].dtype)
@@ -117,10 +119,12 @@ class Writer:
                 self.published = self._published()
                 self.end = work.end
                 self._speed.append((time.monotonic(), self.learner.rows))
+                self.changed.set()
             if self.learner.pace.due() and self.end > self._saved[-1] and time.monotonic() > self._patient:
                 self._try_to_save()
         except Exception as error:
             self.failed = f"learning has stopped: {error}"
+            self.changed.set()
             print(f"opvi: {self.failed}", file=sys.stderr)
 
     def _try_to_save(self) -> None:

@@ -1,0 +1,102 @@
+"""What the server and the learner's process say to each other, over a pair of sockets."""
+
+import threading
+from contextlib import suppress
+from multiprocessing.connection import Connection
+from typing import NamedTuple
+
+from opvi.adapters._tables import Json, Schema
+from opvi.adapters._tables._messages import Row
+from opvi.app.learn._model import Settings
+from opvi.app.serve._worker import Answer
+from opvi.types import Tree
+
+FIGURES, PAGE = "figures", "page"  # what can be asked for
+
+
+class Learn(NamedTuple):
+    """A request to learn."""
+
+    number: int  # by which its answer is known
+    body: bytes
+    key: str
+    ticket: str
+
+
+class Keep(NamedTuple):
+    """A question whose label will come."""
+
+    ticket: str
+    rows: list[Row]
+    said: list[Json | None]
+
+
+class Give(NamedTuple):
+    """Something to be made: FIGURES or PAGE."""
+
+    number: int
+    what: str
+
+
+class End(NamedTuple):
+    """Learn what is durable, save, and end."""
+
+
+Order = Learn | Keep | Give | End
+
+
+class Where(NamedTuple):
+    """How far the learner has come."""
+
+    logged: int  # rows that are durable
+    learnt: int  # rows of those
+    failed: str  # why it has stopped learning
+
+
+class State(NamedTuple):
+    """What predictions are made with, in NumPy."""
+
+    schema: Schema
+    settings: Settings
+    room: int  # classes that the model has
+    state: Tree
+    where: Where
+
+
+class Answers(NamedTuple):
+    """Answers to requests to learn, by their numbers."""
+
+    answers: list[tuple[int, Answer]]
+    where: Where
+
+
+class Given(NamedTuple):
+    """What was asked for."""
+
+    number: int
+    content: bytes
+
+
+class Ended(NamedTuple):
+    """The end: all is learnt and saved, or an error says why not."""
+
+    error: Exception | None
+
+
+Report = State | Answers | Given | Ended
+
+
+class Speaker:
+    """Sends from several threads.
+
+    Args:
+        connection: to the other process.
+    """
+
+    def __init__(self, connection: Connection):
+        self._connection, self._lock = connection, threading.Lock()
+
+    def say(self, message: object) -> None:
+        """Send something; what cannot be sent any more is lost, because the other process has gone."""
+        with self._lock, suppress(OSError):
+            self._connection.send(message)
