@@ -1,0 +1,1 @@
+"""The online Bayes arena: streams × methods × measures. `python -m arena`."""

@@ -1,0 +1,155 @@
+"""Play streams by methods, keep every cell as it comes, write one page and one JSON: `python -m arena`."""
+
+import argparse
+import json
+import multiprocessing
+import os
+from concurrent.futures import ProcessPoolExecutor, as_completed
+from pathlib import Path
+from typing import Any
+
+# Before NumPy and JAX are loaded, here and in the processes started from here: a core each, nothing from other runs.
+SETTINGS = {
+    "JAX_PLATFORMS": "cpu",
+    "OPVI_PROGRAMS": "off",
+    "OMP_NUM_THREADS": "1",
+    "OPENBLAS_NUM_THREADS": "1",
+    "XLA_FLAGS": "--xla_cpu_multi_thread_eigen=false",
+}
+QUICK = (
+    " --xla_backend_optimization_level=0 --xla_llvm_disable_expensive_passes=true"  # compiles in a third of the time
+)
+SMOKE = {  # streams, and methods that are soon compiled
+    "ChickWeights": ["opvi", "linear, SGD", "nearest neighbours", "Bayesian linear", "LightGBM, refit"],
+    "SEA": ["opvi, linear", "linear, SGD", "Mondrian forest", "LightGBM, refit"],
+    "posterior: linear": ["Bayesian linear", "Kalman, full"],
+}
+SMOKE_ROWS = 120
+ROOT = Path(__file__).resolve().parent.parent
+MEASURED = ("cells", "forecasts", "scores", "streams", "posteriors", "scaling", "kalman", "players", "engines")
+BEGIN, END = "<!-- arena: losses -->", "<!-- end -->"
+
+
+def arguments() -> argparse.Namespace:
+    """Return what was asked for."""
+    parser = argparse.ArgumentParser(prog="python -m arena", description=__doc__)
+    parser.add_argument("--out", type=Path, default=Path("arena-output"), help="folder of cells and results")
+    parser.add_argument("--streams", action="append", default=[], help="only streams whose name contains this; repeat")
+    parser.add_argument("--methods", action="append", default=[], help="only methods whose name contains this; repeat")
+    parser.add_argument("--seeds", type=int, default=3, help="seeds of every cell (3)")
+    parser.add_argument("--jobs", type=int, default=1, help="processes at once (1)")
+    parser.add_argument("--smoke", action="store_true", help="three streams, few rows, one seed: under a minute")
+    parser.add_argument("--fresh", action="store_true", help="play cells again that are already there")
+    parser.add_argument(
+        "--page-only", action="store_true", help="play nothing; write the page from the cells there are"
+    )
+    parser.add_argument("--publish", action="store_true", help="copy the results into docs/ when done")
+    return parser.parse_args()
+
+
+def wanted(options: argparse.Namespace) -> list[tuple[str, str, list[int]]]:
+    """Return the cells that were asked for, as streams, methods and seeds."""
+    from arena.cells import sources
+    from arena.methods import METHODS
+    from arena.report import cell_names
+
+    if options.smoke:
+        return [cell for stream, methods in SMOKE.items() for cell in cell_names([0], [stream], methods)]
+    chosen = [
+        [name for name in known if not words or any(word.lower() in name.lower() for word in words)]
+        for known, words in ((sources(), options.streams), (METHODS, options.methods))
+    ]
+    return cell_names(list(range(options.seeds)), *chosen)
+
+
+def missing_cells(options: argparse.Namespace, fresh: bool = False) -> list[tuple[str, str, list[int]]]:
+    """Return those that are not there yet; all of them if `fresh`."""
+    from arena.cells import path
+
+    todo = [
+        (s, m, [n for n in seeds if fresh or not path(options.out, s, m, n).exists()])
+        for s, m, seeds in wanted(options)
+    ]
+    return [one for one in todo if one[2]]
+
+
+def play(options: argparse.Namespace) -> list[str]:
+    """Play what is missing, a new process for each stream and method; return what went wrong."""
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
+    from arena.cells import run
+
+    todo, wrong = missing_cells(options, options.fresh), []
+    rows = SMOKE_ROWS if options.smoke else None
+    columns = TextColumn("{task.description:50}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn()
+    context = multiprocessing.get_context("spawn")
+    with (
+        Progress(*columns, disable=None) as progress,
+        ProcessPoolExecutor(options.jobs, context, max_tasks_per_child=None if options.smoke else 1) as pool,
+    ):
+        bar = progress.add_task("cells", total=sum(len(seeds) for _, _, seeds in todo))
+        jobs = {pool.submit(run, str(options.out), s, m, n, rows): (s, m, n) for s, m, n in todo}
+        for job in as_completed(jobs):
+            stream, method, seeds = jobs[job]
+            wrong += job.result()
+            progress.update(bar, advance=len(seeds), description=f"{stream}: {method}")
+            if not progress.console.is_terminal:
+                print(f"{stream}: {method}, {len(seeds)} seeds", flush=True)
+    return wrong
+
+
+def write(options: argparse.Namespace) -> Path:
+    """Write arena.json and arena.html from the cells that are there; return the page's path."""
+    from arena.cells import sources
+    from arena.page import render
+    from arena.report import report
+    from benchmarks.machine import machine
+    from benchmarks.stamp import stamp
+
+    files = [f"arena/{name}.py" for name in MEASURED]
+    command = "python -m arena" + " --smoke" * options.smoke
+    about: dict[str, Any] = {
+        "command": command,
+        "machine": machine("python -m arena"),
+        "sources": stamp(*files, "arena/methods", "src/opvi/tracking", "src/opvi/filters", root=ROOT),
+        "seeds": 1 if options.smoke else options.seeds,
+        "most_rows": SMOKE_ROWS if options.smoke else max(source.rows for source in sources().values()),
+        "unfinished": sum(len(seeds) for _, _, seeds in missing_cells(options)),
+    }
+    found = report(options.out, about)
+    (options.out / "arena.json").write_text(json.dumps(found, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
+    page = options.out / "arena.html"
+    page.write_text(render(found), encoding="utf-8")
+    return page
+
+
+def publish(folder: Path, docs: Path = ROOT / "docs") -> None:
+    """Copy the results next to the others, and print the table of losses on the arena's page."""
+    from paper.results import markdown
+
+    for name in ("arena.json", "arena.html"):
+        (docs / "results" / name).write_text((folder / name).read_text(encoding="utf-8"), encoding="utf-8")
+    table = json.loads((folder / "arena.json").read_text(encoding="utf-8"))["tables"][0]
+    page = docs / "arena.md"
+    before, rest = page.read_text(encoding="utf-8").split(BEGIN)
+    _, after = rest.split(END, 1)
+    text = markdown(table["header"], table["rows"]).strip()
+    page.write_text(f"{before}{BEGIN}\n\n{text}\n\n{END}{after}", encoding="utf-8")
+
+
+def main() -> None:
+    """Play, and write."""
+    options = arguments()
+    for name, value in SETTINGS.items():
+        os.environ.setdefault(name, value + QUICK if options.smoke and name == "XLA_FLAGS" else value)
+    options.out.mkdir(parents=True, exist_ok=True)
+    wrong = [] if options.page_only else play(options)
+    page = write(options)
+    print(*wrong, sep="\n", end="\n" if wrong else "")
+    print(f"Written: {page} and {page.with_suffix('.json')}.")
+    if options.publish:
+        publish(options.out)
+
+
+if __name__ == "__main__":
+    main()
