@@ -126,6 +126,7 @@ def report(folder: Path, about: dict[str, Any]) -> dict[str, Any]:
     cells = read(folder)
     streams = summarised(cells)
     rows = duels(streams)
+    seen = {c["method"] for c in cells}
     failed = [f"{c['stream']}, {c['method']}, seed {c['seed']}: {c['error']}" for c in cells if "error" in c]
     return {
         **about,
@@ -133,7 +134,7 @@ def report(folder: Path, about: dict[str, Any]) -> dict[str, Any]:
         "processor minutes": _rounded(sum(c.get("seconds", 0.0) for c in cells) / 60),
         "processors": sorted({c["cpu"] for c in cells if c.get("cpu")}),
         "measures": {name: " — ".join(said) for name, said in scores.MEASURES.items()},
-        "missing": {name: missing(name) for name in METHODS if missing(name)},
+        "missing": {name: missing(name) for name in METHODS if missing(name) and name not in seen},
         "failed": failed,
         "overall": overall(streams),
         "duels": rows,
