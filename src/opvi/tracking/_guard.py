@@ -50,7 +50,7 @@ def believe(
         scale: its units.
         surprised: shares of the last few rows that were far above and far below.
         rows: y and weights.
-        begun: whether there is a scale; if not, the first targets are judged beside each other.
+        begun: whether there is a scale; if not, all are believed.
     """
     y, weight = rows
     unit = scaling.divisor(scale)[-1]
@@ -62,11 +62,10 @@ def believe(
     level = share.max() > ONE_SIDED * share.sum()
     shift = jnp.where(jump & level, median(error, jnp.where(surprising, weight, 0)), 0)
     rest = median((error - shift) ** 2 / expected, weight) > SURPRISE**2
-    first, moved = among_themselves(y, weight)
-    w = jnp.where(jump, 1, jnp.where(begun, trust(error**2 / expected), first))
+    w = jnp.where(begun & ~jump, trust(error**2 / expected), 1)
     return Believed(
         w,
-        jnp.where(begun, y - (1 - w) * error * unit, moved),
+        y - (1 - w) * error * unit,
         jnp.where(jump, AFTER_JUMP * share, share),
         jump,
         shift,

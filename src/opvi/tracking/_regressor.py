@@ -16,8 +16,7 @@ from opvi.tracking import _regressor_learning as learning
 from opvi.tracking import _scaling as scaling
 from opvi.tracking._calibration import USUAL_ROWS
 from opvi.tracking._neighbours import checked_rows
-from opvi.tracking._regressor_learning import Networks, RegressorState
-from opvi.tracking._regressor_types import RegressorInfo, Settings
+from opvi.tracking._regressor_types import Networks, RegressorInfo, RegressorState, Settings
 from opvi.types import Array, ArrayLike, Batch, Key, Start
 
 EARLY_ROWS = 1000  # until then rows are learnt in pairs, and the scale follows every batch

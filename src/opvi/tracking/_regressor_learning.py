@@ -1,7 +1,5 @@
 r"""How the regressor learns: Kalman updates of networks whose units follow the stream."""
 
-from dataclasses import dataclass, field
-from functools import cached_property
 from typing import NamedTuple
 
 import jax
@@ -10,20 +8,18 @@ import jax.numpy as jnp
 from opvi._steps import compiled, root_mean_square, tick
 from opvi.filters import _covariance as covariance
 from opvi.filters import _kalman as kalman
-from opvi.filters._covariance import Blocks, Covariance, exactly, when, within
-from opvi.targets import MLP, Layer, cast
+from opvi.filters._covariance import Covariance, exactly, when
+from opvi.targets import cast
 from opvi.tracking import _calibration as calibration
 from opvi.tracking import _chunks as chunks
 from opvi.tracking import _gates as gates
 from opvi.tracking import _guard as guard
 from opvi.tracking import _layers as layers
 from opvi.tracking import _memory as memories
-from opvi.tracking import _neighbours as neighbours
 from opvi.tracking import _scaling as scaling
-from opvi.tracking._calibration import USUAL_ROWS, Calibration, Combined, Scored
-from opvi.tracking._gates import Gates
-from opvi.tracking._memory import Memory
-from opvi.tracking._regressor_types import RegressorInfo, Settings
+from opvi.tracking import _starting as starting
+from opvi.tracking._calibration import USUAL_ROWS, Combined, Scored
+from opvi.tracking._regressor_types import Networks, RegressorInfo, RegressorState, prior_variance
 from opvi.tracking._scaling import Moments, Scale
 from opvi.types import Array, Batch, Key, Particles, Predicted, Scalar
 
@@ -35,79 +31,6 @@ LARGEST_TARGET = 1e4  # standard deviations
 SCALE_MEMORY = 50_000.0  # rows
 SCALE_OFF = 0.25  # in deviations, or in their logarithm: the scale in use is out of date
 EARLY_SCALE_OFF = 0.03  # while warming up
-GATED_ABOVE = 12  # columns
-
-
-class RegressorState(NamedTuple):
-    """What the next round needs, and nothing else."""
-
-    particles: Particles  # [n, d]
-    past: Covariance
-    error: Array  # [n]: running squared error of each particle, y standardised
-    calibration: Calibration
-    moments: Moments  # of the columns of X, then y
-    scale: Scale  # in use; it follows the moments, at first closely
-    scaled_at: Scalar  # rows seen when it last did
-    round: Array
-    rows: Array
-    gates: Gates | None = None  # of tables with many columns
-    memory: Memory | None = None  # rows beside the networks
-    surprised: Array | float = 0.0  # [2]: shares of the last few rows that were far above and far below
-
-
-@dataclass(frozen=True)
-class Networks:
-    """The settings of `regressor`: networks that differ in `settings`, each with a covariance."""
-
-    features: int
-    hidden: tuple[int, ...]
-    particles: int
-    half_life: float | None
-    warm_up: int
-    budget: float
-    settings: Settings
-    # None: what `neighbours.kept` says; an older opvi had none.
-    memory_rows: int | None = field(default=None, metadata={"off": 0})
-
-    @cached_property
-    def network(self) -> MLP:
-        """The layers of one particle."""
-        return MLP((self.features, *self.hidden, 1), bias_spread=0.5)
-
-    @property
-    def gated(self) -> bool:
-        """Whether columns fade that do not help; a linear model's own shrinkage is exact."""
-        return bool(self.hidden) and self.features > GATED_ABOVE
-
-    @property
-    def remembered(self) -> int:
-        """How many rows are kept beside the networks."""
-        return neighbours.kept(self.memory_rows, self.features, memories.FACTS, bool(self.hidden))
-
-    @cached_property
-    def blocks(self) -> Blocks:
-        """How a particle's covariance is cut to fit the budget."""
-        return within(*self.network.units, self.budget / 4 / self.particles)
-
-    def each(self, name: str, like: Array) -> Array:
-        """Return one of the settings as an array `[n]`."""
-        return jnp.asarray(getattr(self.settings, name), like.dtype)
-
-
-def prior_variance(sampler: Networks, like: Array) -> Array:
-    """Return the prior variances `[n, K, D]`; 1 in the padding.
-
-    They are 1/(inputs + 1), for hidden biases a multiple of that, and 1 for the last bias.
-    """
-    network, variances = sampler.network, sampler.network.prior_variances
-
-    def one(bias: Scalar) -> Array:
-        hidden = [Layer(jnp.full_like(bias, v.weights), bias * v.bias) for v in variances[:-1]]
-        last = Layer(jnp.full_like(bias, variances[-1].weights), jnp.full_like(bias, variances[-1].bias))
-        return network.join([*hidden, last])
-
-    gathered = sampler.blocks.gather(jax.vmap(one)(sampler.each("bias", like)))
-    return jnp.where(gathered > 0, gathered, 1)
 
 
 # --- one Kalman update --------------------------------------------------------------------------
@@ -216,33 +139,41 @@ def to_new_scale(sampler: Networks, state: RegressorState, scale: Scale) -> Regr
     )
 
 
-def rescaled(sampler: Networks, state: RegressorState, early: Array) -> tuple[RegressorState, Array]:
-    """Return the state on the scale of its moments, where the one in use is out of date, and whether it was."""
+def rescaled(
+    sampler: Networks, state: RegressorState, early: Array, may: Array, waits: Array
+) -> tuple[RegressorState, Array]:
+    """Return the state on the scale of its moments, where that may be and the one in use is out of date, and whether.
+
+    While the first rows wait nothing has been learnt, and the scale is simply theirs.
+    """
     new, old = scaling.scale_of(state.moments), state.scale
     tolerance = jnp.where(early, EARLY_SCALE_OFF, SCALE_OFF)
     moved = jnp.abs(new.mean - old.mean) > tolerance * scaling.divisor(old)
     grown = jnp.abs(jnp.log(scaling.divisor(new) / scaling.divisor(old))) > tolerance
     off = ((new.sd > 0) & (moved | grown | (old.sd == 0))).any()
     doubled = state.moments.seen >= 2 * state.scaled_at
-    first = state.scaled_at == 0
-    due = ~first & (off | doubled)
-    scale = jax.tree.map(lambda a, b: jnp.where(first, a, b), new, old)
-    state = state._replace(scale=scale, scaled_at=jnp.where(first, state.moments.seen, state.scaled_at))
-    return when(due, lambda s: to_new_scale(sampler, s, new), state), first | due
+    due = may & (off | doubled)
+    scale = jax.tree.map(lambda a, b: jnp.where(waits, a, b), new, old)
+    state = state._replace(scale=scale)
+    return when(due, lambda s: to_new_scale(sampler, s, new), state), due
 
 
 # --- a batch ------------------------------------------------------------------------------------
 
 
 def _learn_errors(
-    state: RegressorState, mean: Array, one: Combined, scores: Scored, chunk: tuple[Array, ...], trust: Array
+    state: RegressorState,
+    mean: Array,
+    one: Combined,
+    scores: Scored,
+    chunk: tuple[Array, ...],
+    trust: Array,
+    begun: Array,
 ) -> RegressorState:
     """Return the state with what the errors of predictions teach, made before learning from the rows."""
     z, target, weight = chunk
     weight = weight * trust
-    # The first batch meets particles that have seen nothing, on a scale that is not yet one: never scored.
-    begun, rows = state.scaled_at > 0, weight.sum()
-    scored = jnp.where(begun, weight, 0)
+    rows, scored = weight.sum(), jnp.where(begun, weight, 0)
     known = calibration.learn(state.calibration, one, scores, mean, z, target, scored)
     gain = jnp.minimum(1, rows / USUAL_ROWS / jnp.minimum(1 + 0.5 * state.calibration.rounds, ERROR_ROUNDS))
     # Not w but w²: w times the squared error would be c² however far the row is off.
@@ -252,11 +183,12 @@ def _learn_errors(
 
 
 def _jumped(
-    sampler: Networks, state: RegressorState, found: guard.Believed, rows: tuple[Array, ...], mean: Array
+    sampler: Networks, state: RegressorState, found: guard.Believed, rows: tuple[Array, ...], mean: Array, anew: Array
 ) -> RegressorState:
     """Return the state after a jump: y has a new level, or a new scale and a past that is forgotten.
 
     The networks stay what they are in units of y: a sensor that was moved or replaced costs no more than its scale.
+    If all is to be learnt `anew`, they are what they were before any row.
     """
     x, y, weight = rows
     moments, old, known = state.moments, state.scale, state.calibration
@@ -276,7 +208,8 @@ def _jumped(
         ),
         moments=moments,
         scale=scale,
-        past=state.past._replace(matrices=jnp.where(found.renew, prior, state.past.matrices)),
+        particles=jnp.where(anew, state.begin, state.particles),
+        past=state.past._replace(matrices=jnp.where(found.renew | anew, prior, state.past.matrices)),
         memory=None if state.memory is None else memories.start(sampler.remembered, sampler.features, y.dtype),
     )
 
@@ -292,24 +225,30 @@ def _slopes(sampler: Networks, state: RegressorState, z: Array) -> Array:
 
 
 def _learn_chunk(
-    sampler: Networks, state: RegressorState, chunk: tuple[Array, ...]
-) -> tuple[RegressorState, tuple[Predicted, Scalar]]:
-    """Predict some rows, then learn from them."""
+    sampler: Networks, state: RegressorState, chunk: tuple[Array, ...], again: Array
+) -> tuple[RegressorState, Array]:
+    """Predict some rows, then learn from them; the first rows only join those that are learnt `again`.
+
+    Returned beside the state are log density, mean and level of each row, and how far the particles moved: `[B, 4]`.
+    """
     x, y, weight = chunk
+    # The first rows meet particles that have seen nothing, on a scale that is not yet one: never scored.
+    begun = (state.scaled_at > 0) & ~again
+    waits = ~begun & ~again & (weight > 0).any()
+    first = starting.joined(jnp.asarray(state.held), chunk)
+    state = state._replace(held=jnp.where(waits, first.held, state.held))
+    weight = jnp.where(begun | again, weight, 0)
     z, target = standardised(state, x, y)
     seen = linearise(sampler, state, z)
     doubt = seen.variance[calibration.trusted(state.calibration)]
-    known, begun = state.calibration, state.scaled_at > 0
+    known = state.calibration
     kept = sampler.remembered, sampler.half_life
     recalled = memories.recall(state.memory, state.scale, state.gates, z, known.error, *kept)
     plain, one, depends = memories.combine(state.memory, recalled, known, seen.mean, doubt, z)
     unit, centre = scaling.divisor(state.scale)[-1], state.scale.mean[-1]
     scores = calibration.scored(state.calibration, one, target)
-    predicted = Predicted(
-        calibration.log_predictive(state.calibration, scores) - jnp.log(unit),
-        one.mean * unit + centre,
-        calibration.level(state.calibration, scores),
-    )
+    density = calibration.log_predictive(state.calibration, scores) - jnp.log(unit)
+    level = calibration.level(state.calibration, scores)
     found = guard.believe(known, one, state.scale, state.surprised, (y, weight), begun)
     learnt = jnp.where(found.jump, 0, weight)  # errors of the time before a jump say nothing of those to come
     believed = learnt * found.trust
@@ -321,18 +260,54 @@ def _learn_chunk(
     if state.gates is not None:
         scored = jnp.where(begun, believed, 0)
         state = state._replace(gates=gates.update(state.gates, z * slope, target - plain.mean, scored))
-    state = _learn_errors(state, seen.mean, one, scores, (depends, target, learnt), found.trust)
-    state = when(found.jump, lambda s: _jumped(sampler, s, found, chunk, seen.mean), state)
-    state = state._replace(surprised=found.surprised)
-    moments = scaling.update(state.moments, jnp.concatenate([x, found.y[:, None]], 1), weight, SCALE_MEMORY)
+    state = _learn_errors(state, seen.mean, one, scores, (depends, target, learnt), found.trust, begun)
+    state = when(found.jump | waits, lambda s: _jumped(sampler, s, found, (x, y, weight), seen.mean, waits), state)
+    state, before = state._replace(surprised=found.surprised), state.moments.seen
+    new = jnp.concatenate([x, found.y[:, None]], 1), jnp.where(begun, weight, 0)
+    old, new = starting.instead(waits, first, state.moments, new)
+    moments = scaling.update(old, *new, SCALE_MEMORY)
     state = state._replace(moments=moments)
     forgetting = sampler.each("forgetting", target) ** (weight.sum() / USUAL_ROWS)
-    before = state.particles
-    early = moments.seen <= sampler.warm_up
-    state, renewed = rescaled(sampler, state, early)
+    early, particles = moments.seen <= sampler.warm_up, state.particles
+    # Units change as often, however the rows come; a count that has reached its memory stands still.
+    turned = jnp.floor(moments.seen / USUAL_ROWS) > jnp.floor(before / USUAL_ROWS)
+    turned |= moments.seen > SCALE_MEMORY - USUAL_ROWS
+    state, renewed = rescaled(sampler, state, early, begun & turned, waits)
     now = *standardised(state, x, y), weight * found.trust
-    state = absorb(sampler, state, seen, now, forgetting, early | renewed | found.jump)
-    return state, (predicted, root_mean_square(state.particles - before))
+    renew = renewed | found.jump if len(weight) <= PAIR else early | renewed | found.jump  # few rows are all first
+    state = absorb(sampler, state, seen, now, forgetting, renew)
+    state = state._replace(scaled_at=jnp.where(waits & first.enough, moments.seen, state.scaled_at))
+    drift = jnp.full_like(y, root_mean_square(state.particles - particles))
+    return state, jnp.stack([density, one.mean * unit + centre, level, drift], 1)
+
+
+def _learn_all(
+    sampler: Networks, state: RegressorState, cut: tuple[Array, ...]
+) -> tuple[RegressorState, tuple[Predicted, Array]]:
+    """Learn chunk after chunk; return the state, and for each chunk what was predicted and how far particles moved.
+
+    One loop for the chunks of a batch and those of the first rows, which are learnt again after each that joins them:
+    what learns is compiled once.
+    """
+    x, y, weight = cut
+    rows = jnp.concatenate([x, jnp.stack([y, weight], 2)], 2)
+    count, size, _ = rows.shape
+
+    def turn(carry: tuple[RegressorState, Array, Array, Array]) -> tuple[RegressorState, Array, Array, Array]:
+        state, out, at, back = carry
+        again = back >= 0
+        chunk = jnp.where(again, starting.chunk(jnp.asarray(state.held), back, size), rows[at])
+        begins = ~again & (state.scaled_at == 0) & (chunk[:, -1] > 0).any()
+        state, told = _learn_chunk(sampler, state, (chunk[:, :-2], chunk[:, -2], chunk[:, -1]), again)
+        told = jnp.where(again & (jnp.arange(told.shape[1]) < 3), out[at], told)  # what was said before learning stays
+        more = again & ((back + 1) * size < starting.count(jnp.asarray(state.held)))
+        back = jnp.where(begins, 0, jnp.where(more, back + 1, -1))
+        return state, out.at[at].set(told), jnp.where(back >= 0, at, at + 1), back
+
+    out = jnp.zeros((count, size, 4), rows.dtype)
+    begin = (state, out, jnp.zeros((), jnp.int32), jnp.full((), -1, jnp.int32))
+    state, out, _, _ = jax.lax.while_loop(lambda carry: carry[2] < count, turn, begin)
+    return state, (Predicted(*jnp.moveaxis(out[..., :-1], 2, 0)), out[:, 0, -1])
 
 
 @compiled
@@ -342,10 +317,7 @@ def step(sampler: Networks, key: Key, state: RegressorState, batch: Batch) -> tu
     batch = cast(batch, state.particles.dtype)
     cut, weight, finite = chunks.cut(sampler.features, batch, state.particles.dtype)
     clock = tick(state, batch)
-    if len(cut[1]) == 1:
-        state, (said, drift) = _learn_chunk(sampler, state, jax.tree.map(lambda leaf: leaf[0], cut))
-    else:
-        state, (said, drift) = jax.lax.scan(lambda s, chunk: _learn_chunk(sampler, s, chunk), state, cut)
+    state, (said, drift) = _learn_all(sampler, state, cut)
     said = jax.tree.map(lambda leaf: jnp.where(finite, leaf.reshape(-1)[: len(weight)], jnp.nan), said)
     total = weight.sum()
 
@@ -393,4 +365,6 @@ def start(sampler: Networks, w: Particles) -> RegressorState:
         gates.start(sampler.features, dtype) if sampler.gated else None,
         memories.start(kept, sampler.features, dtype) if kept else None,
         jnp.zeros(2, dtype),
+        starting.nothing(sampler.features, dtype),
+        w,
     )

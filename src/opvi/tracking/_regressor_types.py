@@ -1,8 +1,23 @@
-r"""What the regressor is told, and what it reports."""
+r"""What the regressor is told, what it remembers, and what it reports."""
 
+from dataclasses import dataclass, field
+from functools import cached_property
 from typing import NamedTuple
 
-from opvi.types import Array, Predicted, Scalar
+import jax
+import jax.numpy as jnp
+
+from opvi.filters._covariance import Blocks, Covariance, within
+from opvi.targets import MLP, Layer
+from opvi.tracking import _memory as memories
+from opvi.tracking import _neighbours as neighbours
+from opvi.tracking._calibration import Calibration
+from opvi.tracking._gates import Gates
+from opvi.tracking._memory import Memory
+from opvi.tracking._scaling import Moments, Scale
+from opvi.types import Array, Particles, Predicted, Scalar
+
+GATED_ABOVE = 12  # columns
 
 
 class Settings(NamedTuple):
@@ -24,3 +39,77 @@ class RegressorInfo(NamedTuple):
     drift: Scalar
     finite: Array
     predicted: Predicted | None = None  # for each row, before learning
+
+
+class RegressorState(NamedTuple):
+    """What the next round needs, and nothing else."""
+
+    particles: Particles  # [n, d]
+    past: Covariance
+    error: Array  # [n]: running squared error of each particle, y standardised
+    calibration: Calibration
+    moments: Moments  # of the columns of X, then y
+    scale: Scale  # in use; it follows the moments, at first closely
+    scaled_at: Scalar  # rows seen when it last did
+    round: Array
+    rows: Array
+    gates: Gates | None = None  # of tables with many columns
+    memory: Memory | None = None  # rows beside the networks
+    surprised: Array | float = 0.0  # [2]: shares of the last few rows that were far above and far below
+    held: Array | float = 0.0  # [ROOM, F + 3]: the first rows, and their weights
+    begin: Array | float = 0.0  # [n, d]: the particles before any row
+
+
+@dataclass(frozen=True)
+class Networks:
+    """The settings of `regressor`: networks that differ in `settings`, each with a covariance."""
+
+    features: int
+    hidden: tuple[int, ...]
+    particles: int
+    half_life: float | None
+    warm_up: int
+    budget: float
+    settings: Settings
+    # None: what `neighbours.kept` says; an older opvi had none.
+    memory_rows: int | None = field(default=None, metadata={"off": 0})
+
+    @cached_property
+    def network(self) -> MLP:
+        """The layers of one particle."""
+        return MLP((self.features, *self.hidden, 1), bias_spread=0.5)
+
+    @property
+    def gated(self) -> bool:
+        """Whether columns fade that do not help; a linear model's own shrinkage is exact."""
+        return bool(self.hidden) and self.features > GATED_ABOVE
+
+    @property
+    def remembered(self) -> int:
+        """How many rows are kept beside the networks."""
+        return neighbours.kept(self.memory_rows, self.features, memories.FACTS, bool(self.hidden))
+
+    @cached_property
+    def blocks(self) -> Blocks:
+        """How a particle's covariance is cut to fit the budget."""
+        return within(*self.network.units, self.budget / 4 / self.particles)
+
+    def each(self, name: str, like: Array) -> Array:
+        """Return one of the settings as an array `[n]`."""
+        return jnp.asarray(getattr(self.settings, name), like.dtype)
+
+
+def prior_variance(sampler: Networks, like: Array) -> Array:
+    """Return the prior variances `[n, K, D]`; 1 in the padding.
+
+    They are 1/(inputs + 1), for hidden biases a multiple of that, and 1 for the last bias.
+    """
+    network, variances = sampler.network, sampler.network.prior_variances
+
+    def one(bias: Scalar) -> Array:
+        hidden = [Layer(jnp.full_like(bias, v.weights), bias * v.bias) for v in variances[:-1]]
+        last = Layer(jnp.full_like(bias, variances[-1].weights), jnp.full_like(bias, variances[-1].bias))
+        return network.join([*hidden, last])
+
+    gathered = sampler.blocks.gather(jax.vmap(one)(sampler.each("bias", like)))
+    return jnp.where(gathered > 0, gathered, 1)

@@ -1,0 +1,63 @@
+"""The same rows in batches of 1, 5, 20 and 100: `python -m benchmarks.batches`.
+
+One pass of the default regressor over the training rows of UCI tables, in their order, and its errors on the test rows,
+as in `python -m paper measure regression`. Settings were chosen on synthetic streams.
+"""
+
+import argparse
+import json
+from pathlib import Path
+
+import jax.numpy as jnp
+import numpy as np
+
+import opvi
+from benchmarks.machine import machine
+from opvi import metrics
+from paper.data import uci_split
+
+TABLES = ("yacht", "bostonHousing", "concrete", "kin8nm")
+SIZES = (1, 5, 20, 100)
+SPLITS = (0, 1, 2)
+USUAL = 20
+
+
+def errors(name: str, split: int, size: int) -> dict[str, float]:
+    """One pass in batches of a size."""
+    X, y, X_test, y_test = uci_split(name, split)
+    made = opvi.regressor(X.shape[1])
+    state, _ = opvi.run(made, opvi.stream((X, y), size), split)
+    said, test = made.predict(state, X_test), jnp.asarray(y_test, state.particles.dtype)
+    return {
+        "rmse": float(metrics.rmse(said, test)),
+        "log density": float(said.log_density(test).mean()),
+        "covered by 90 %": float(metrics.coverage(said, test, 0.9)),
+    }
+
+
+def summary(found: list[dict[str, float]]) -> dict[str, dict[str, float]]:
+    """Mean and standard deviation of every number."""
+    columns = {name: [f[name] for f in found] for name in found[0]}
+    return {name: {"mean": float(np.mean(c)), "sd": float(np.std(c, ddof=1))} for name, c in columns.items()}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--out", type=Path, default=Path("docs/results"))
+    args = parser.parse_args()
+    results: dict[str, dict[str, dict[str, dict[str, float]]]] = {}
+    for name in TABLES:
+        results[name] = {str(size): summary([errors(name, split, size) for split in SPLITS]) for size in SIZES}
+        usual = results[name][str(USUAL)]
+        for size, row in results[name].items():
+            rmse, density = row["rmse"]["mean"], row["log density"]["mean"]
+            more = rmse / usual["rmse"]["mean"] - 1, density - usual["log density"]["mean"]
+            print(f"{name:14} {size:>4} rmse {rmse:.4f} ({more[0]:+.1%}) log density {density:.3f} ({more[1]:+.3f})")
+    command = "python -m benchmarks.batches"
+    args.out.mkdir(parents=True, exist_ok=True)
+    told = {"command": command, "machine": machine(command), "splits": list(SPLITS), "tables": results}
+    (args.out / "batches.json").write_text(json.dumps(told, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()

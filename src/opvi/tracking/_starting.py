@@ -1,0 +1,64 @@
+r"""How a stream begins: the first rows are kept, and learnt again from the beginning with each that joins them.
+
+Units that follow every row, and covariances that have learnt in the wrong ones, do lasting damage where rows come one
+by one. So the networks learn the first 20 rows in the units of all rows there are, however these came.
+"""
+
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from opvi.tracking import _guard as guard
+from opvi.tracking import _scaling as scaling
+from opvi.tracking._chunks import CHUNK
+from opvi.tracking._scaling import Moments
+from opvi.types import Array
+
+ENOUGH = 20  # rows whose units are good enough to go on with
+ROOM = ENOUGH - 1 + CHUNK
+
+
+def nothing(features: int, dtype: jnp.dtype) -> Array:
+    """Return room for rows: X, y, their weight, and what is left of it in learning."""
+    return jnp.zeros((ROOM, features + 3), dtype)
+
+
+def count(held: Array) -> Array:
+    """Return how many rows there are."""
+    return (held[:, -2] > 0).sum(dtype=jnp.int32)
+
+
+class First(NamedTuple):
+    """The first rows, those of a chunk among them."""
+
+    held: Array  # wild targets weigh less in the last column
+    y: Array  # [ROOM]: wild ones moved in
+    enough: Array  # whether they are
+
+
+def joined(held: Array, rows: tuple[Array, ...]) -> First:
+    """Return the rows with those of a chunk behind them."""
+    x, y, weight = rows
+    here = weight > 0
+    number = count(held) + jnp.cumsum(here, dtype=jnp.int32)
+    place = jnp.where(here, number - 1, ROOM)
+    held = held.at[place].set(jnp.concatenate([x, jnp.stack([y, weight, weight], 1)], 1), mode="drop")
+    trust, moved = guard.among_themselves(held[:, -3], held[:, -2])
+    return First(held.at[:, -1].set(held[:, -2] * trust), moved, number[-1] >= ENOUGH)
+
+
+def chunk(held: Array, at: Array, size: int) -> Array:
+    """Return X, y and weights of a chunk of the rows, side by side."""
+    rows = jax.lax.dynamic_slice_in_dim(jnp.pad(held, ((0, size), (0, 0))), at * size, size)
+    return jnp.concatenate([rows[:, :-2], rows[:, -1:]], 1)
+
+
+def instead(
+    waits: Array, first: First, moments: Moments, rows: tuple[Array, Array]
+) -> tuple[Moments, tuple[Array, Array]]:
+    """Return what the moments are made of: those before and a chunk, or nothing and the first rows, if they wait."""
+    x, weight = (jnp.pad(a, [(0, ROOM - len(a)), *[(0, 0)] * (a.ndim - 1)]) for a in rows)
+    mine = jnp.concatenate([first.held[:, :-3], first.y[:, None]], 1), first.held[:, -2]
+    begin = scaling.start(x.shape[1], x.dtype)
+    return jax.tree.map(lambda a, b: jnp.where(waits, a, b), (begin, mine), (moments, (x, weight)))

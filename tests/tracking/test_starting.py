@@ -1,0 +1,82 @@
+"""However the first rows come, what is learnt from them is the same."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import opvi
+from opvi.tracking import _starting as starting
+
+FEATURES = 3
+SMALL = opvi.regressor(FEATURES, hidden=(6,), particles=5)  # as in test_regressor.py: programs are compiled once
+KEY = jax.random.key(0)
+
+
+def drawn(rows, seed=0):
+    rng = np.random.default_rng(seed)
+    X = rng.normal(size=(rows, FEATURES))
+    y = np.sin(X[:, 0]) + X[:, 1] + 0.1 * rng.normal(size=rows)
+    return X * [1e3, 1e-2, 1] + [5e3, 0, -3], 70 * y + 500
+
+
+def learnt(X, y, sizes):
+    """The state after batches of these sizes, padded to 20 rows but for single ones."""
+    state, at = SMALL.init(KEY), 0
+    for size in sizes:
+        rows = slice(at, at + size)
+        state, _ = SMALL.step(KEY, state, opvi.batch((X[rows], y[rows]), pad_to=1 if size == 1 else 20))
+        at += size
+    return state
+
+
+@pytest.fixture(scope="module")
+def together():
+    return learnt(*drawn(60), [20, 20, 20])
+
+
+def off(state, other, sd):
+    """Root mean squared difference of predictions."""
+    X = drawn(50, seed=1)[0]
+    means = [np.asarray(SMALL.predict(s, X).mean()) for s in (state, other)]
+    return np.sqrt(np.mean(np.subtract(*means) ** 2)) / sd
+
+
+@pytest.mark.parametrize("sizes", [[1] * 60, [7] * 8 + [4]])
+def test_rows_teach_the_same_in_any_company(together, sizes):
+    X, y = drawn(60)
+    state = learnt(X, y, sizes)
+    np.testing.assert_allclose(state.moments.mean, together.moments.mean, rtol=1e-4)
+    assert int(state.rows) == 60
+    assert off(state, together, y.std()) < 0.15
+
+
+def test_few_rows_are_learnt_in_their_own_units():
+    """After 8 rows, one by one: as after all 8 at once, and nothing is scored yet."""
+    X, y = drawn(8)
+    one_by_one, at_once = learnt(X, y, [1] * 8), learnt(X, y, [8])
+    for state in (one_by_one, at_once):
+        assert float(state.scaled_at) == float(state.calibration.rounds) == 0
+        assert int(starting.count(state.held)) == int(state.rows) == float(state.moments.seen) == 8
+        assert int(state.memory.seen) == 8
+        np.testing.assert_allclose(state.scale.mean[:-1], X.mean(0), rtol=1e-3)
+        np.testing.assert_allclose(state.scale.sd[:-1], X.std(0), rtol=1e-3)
+    assert off(one_by_one, at_once, y.std()) < 0.1
+    assert float(jnp.abs(one_by_one.particles - one_by_one.begin).max()) > 0.1
+
+
+def test_an_empty_batch_before_the_first_rows_are_enough_changes_nothing():
+    X, y = drawn(8)
+    state = learnt(X, y, [8])
+    after, _ = SMALL.step(KEY, state, opvi.batch((X, y), weight=np.zeros(8), pad_to=20))
+    for a, b in zip(jax.tree.leaves(state), jax.tree.leaves(after._replace(round=state.round)), strict=True):
+        np.testing.assert_array_equal(a, b)
+
+
+def test_one_wild_target_among_the_first_does_not_set_the_units(together):
+    X, y = drawn(60)
+    wild = y.copy()
+    wild[0] = 1e7
+    state = learnt(X, wild, [1] * 60)
+    assert float(state.scale.sd[-1]) < 3 * float(together.scale.sd[-1])
+    assert off(state, together, y.std()) < 0.5
