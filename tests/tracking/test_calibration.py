@@ -148,3 +148,16 @@ def test_doubt_of_the_particles_is_part_of_the_prediction():
     p = Predictive(calibration.predictive(known, one))
     np.testing.assert_allclose(np.asarray(p.sd()) ** 2, v, rtol=0.25)
     assert float(p.uncertainty().epistemic[1]) > 0.05  # the rest is put down to noise that varies
+
+
+def test_a_running_error_is_that_of_the_rows_however_they_come():
+    """It is 1 before any row; after a batch of the usual size, in one part or in many, only rows count."""
+    rng = np.random.default_rng(0)
+    squared = jnp.asarray(rng.exponential(size=20) * 1e-3, jnp.float32)
+    at_once = calibration.running(jnp.ones(()), squared.mean(), jnp.zeros(()), jnp.asarray(1.6), 25.0)
+    one, rounds = jnp.ones(()), jnp.zeros(())
+    for value in squared:
+        one, rounds = calibration.running(one, value, rounds, jnp.asarray(0.05), 25.0), rounds + 0.05
+    np.testing.assert_allclose([at_once, one], squared.mean(), rtol=1e-3)
+    later = calibration.running(one, jnp.ones(()), rounds, jnp.asarray(1.0), 25.0)
+    np.testing.assert_allclose(later, one + (1 - one) / 1.5, rtol=1e-3)

@@ -16,6 +16,8 @@ SCORE_MEMORY = 0.98  # of the scores of noise, spread and tails
 EARLY_MEMORY = 0.25  # at first those scores reach back over this share of the stream
 SHAPE_MEMORY = 0.998  # of the regression of the log squared error
 USUAL_ROWS = 20.0
+ONE_ROUND = 0.99  # but for rounding, in batches of the usual size
+ERROR_ROUNDS = 25.0  # over which the squared error is averaged
 REACH = 2.0  # no error counts for more than so many of the usual size, in their running mean square
 GAUSSIAN_SHARE = 0.9205  # of the mean square of a Gaussian is left by that
 RIDGE = 30.0  # pulls the particles' weights together, in units of the best particle's mean squared error
@@ -127,13 +129,12 @@ def learn(
     # A tenth of garbage moves this mean little; that of Gaussian errors is right.
     bounded = jnp.minimum(squared, REACH**2 * known.error) / GAUSSIAN_SHARE
     batch_error = (bounded * weight).sum() / jnp.maximum(rows, 1e-30)
-    error_known = known.rounds > 0
+    error_known = known.rounds >= ONE_ROUND
     # While errors fall, their running mean is too large, and small shares of it win: no good guide to what comes later.
     memory = jnp.minimum(SCORE_MEMORY, 1 - 1 / (2 + EARLY_MEMORY * known.rounds))
     total = memory**share * known.scores + jnp.where(error_known, scores.density @ weight, 0)
     shaped = _learn_shape(known, one, x, squared, jnp.where(error_known, weight, 0), share)
-    gain = jnp.minimum(1, share / jnp.minimum(1 + 0.5 * known.rounds, 25))
-    error = jnp.where(error_known, (1 - gain) * known.error + gain * batch_error, batch_error)
+    error = running(known.error, batch_error, known.rounds, share, ERROR_ROUNDS)
     residual = mean - y[None]
     products = ERROR_MEMORY**share * known.products + (residual * weight[None]) @ residual.T
     seen = ERROR_MEMORY**share * known.seen + rows
@@ -147,6 +148,21 @@ def learn(
     )
     good = some & jnp.isfinite(sum(jnp.sum(leaf) for leaf in learnt))
     return jax.tree.map(lambda new, old: jnp.where(good, new, old), learnt, known)
+
+
+def running(old: Array, new: Array, rounds: Scalar, share: Scalar, longest: float) -> Array:
+    """Return a running mean that is 1 before any row, and no longer remembers that after one batch of the usual size.
+
+    Args:
+        old: before.
+        new: the mean of some rows.
+        rounds: batches of the usual size before them.
+        share: how many of these they are.
+        longest: batches over which the mean is taken in the end.
+    """
+    part = jnp.clip(1 - rounds, 0, share)
+    gain = jnp.minimum(1, share / jnp.minimum(1 + 0.5 * rounds, longest))
+    return jnp.where(rounds < ONE_ROUND, old - part + part * new, (1 - gain) * old + gain * new)
 
 
 def rescale(known: Calibration, ratio: Scalar) -> Calibration:
@@ -187,7 +203,9 @@ def _learn_shape(
     P = (known.shape_covariance - gain @ AP) / SHAPE_MEMORY**share
     P = (P + P.T) / 2 * jnp.minimum(1, len(P) / jnp.trace(P))
     now = ((features @ shape) * weight).sum() / jnp.maximum(weight.sum(), 1e-30)
-    keep = jnp.where(known.rounds > 20, 0.98**share, 0)
+    since = jnp.maximum(known.rounds - 1, 0)
+    early = jnp.minimum(since / (since + share + 1e-30), jnp.maximum(1 - share, 0))  # the mean of the last 20 rows
+    keep = jnp.where(known.rounds > 20, 0.98**share, early)
     mean = jnp.where(weight.sum() > 0, keep * known.shape_mean + (1 - keep) * now, known.shape_mean)
     return known._replace(shape=shape, shape_covariance=P, shape_mean=mean)
 

@@ -20,7 +20,7 @@ from opvi.tracking import _calibration as calibration
 from opvi.tracking import _metric as metrics
 from opvi.tracking import _neighbours as neighbours
 from opvi.tracking import _scaling as scaling
-from opvi.tracking._calibration import USUAL_ROWS, Calibration, Combined
+from opvi.tracking._calibration import ONE_ROUND, USUAL_ROWS, Calibration, Combined
 from opvi.tracking._gates import Gates, through
 from opvi.tracking._metric import Metric
 from opvi.tracking._scaling import Scale, divisor
@@ -251,7 +251,8 @@ def _sized(memory: Memory, recalled: Recalled, away: Array, weight: Array, share
     total = jnp.maximum(weight.sum(), 1e-30)
     size = jnp.abs(away)
     above = (jnp.sign(size - memory.typical) * weight).sum() / total
-    gain = jnp.minimum(1, share / jnp.minimum(1 + memory.rounds, SIZE_ROUNDS))
+    usual = jnp.minimum(1, share / jnp.minimum(1 + memory.rounds, SIZE_ROUNDS))
+    gain = jnp.where(memory.rounds < ONE_ROUND, share / (memory.rounds + share + 1e-30), usual)
     moved = jnp.where(memory.rounds > 0, memory.typical * jnp.exp(gain * above), (size * weight).sum() / total)
     reach = memory.reach + gain * ((recalled.distance * weight).sum() / total - memory.reach)
     some = weight.sum() > 0

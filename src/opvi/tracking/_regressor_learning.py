@@ -175,10 +175,10 @@ def _learn_errors(
     weight = weight * trust
     rows, scored = weight.sum(), jnp.where(begun, weight, 0)
     known = calibration.learn(state.calibration, one, scores, mean, z, target, scored)
-    gain = jnp.minimum(1, rows / USUAL_ROWS / jnp.minimum(1 + 0.5 * state.calibration.rounds, ERROR_ROUNDS))
     # Not w but w²: w times the squared error would be c² however far the row is off.
     error = ((target[None] - mean) ** 2 * (weight * trust)[None]).sum(1) / jnp.maximum((weight * trust).sum(), 1e-30)
-    error = jnp.where(begun & (rows > 0), (1 - gain) * state.error + gain * error, state.error)
+    error = calibration.running(state.error, error, state.calibration.rounds, rows / USUAL_ROWS, ERROR_ROUNDS)
+    error = jnp.where(begun & (rows > 0), jnp.maximum(error, 0), state.error)
     return state._replace(calibration=known, error=error)
 
 
