@@ -1,12 +1,15 @@
 """Models in threads: do they end, with the same bits, and how fast are they? `python -m benchmarks.threads`.
 
 `hangs` runs each case many times with 2 and 4 threads; before matrices were factored one at a time, networks by
-`opvi.gauss_newton` never ended. `soak` lets four threads learn and eight predict.
+`opvi.gauss_newton` never ended. `pairs` lets two models learn after each other and beside each other, in turn, and says
+how many cores they kept busy. `soak` lets four threads learn and eight predict. Parts can be run alone: what is in
+`threads.json` of the others stays.
 """
 
 import argparse
 import faulthandler
 import json
+import os
 import threading
 import time
 from collections.abc import Callable
@@ -77,6 +80,41 @@ def hangs(runs: int, only: str | None) -> dict[str, Any]:
     return out
 
 
+def pairs(turns: int, only: str | None) -> dict[str, Any]:
+    """Two models after each other and beside each other, in turn, so that both meet the same load of the machine."""
+    out = {}
+    for name, case in cases().items():
+        if only and only not in name:
+            continue
+        tasks = [lambda seed=seed, case=case: [case(seed) for _ in range(4)] for seed in range(2)]
+        _together(tasks)
+        after, beside = [], []
+        for _ in range(turns):
+            after.append(_busy(lambda tasks=tasks: [task() for task in tasks]))
+            beside.append(_busy(lambda tasks=tasks: _together(tasks)))
+        wall = [a[0] / b[0] for a, b in zip(after, beside, strict=True)]
+        out[name] = {
+            "turns": turns,
+            "times_faster": round(float(np.median(wall)), 2),
+            "times_faster_at_best": round(max(wall), 2),
+            "cores_busy_after_each_other": round(float(np.median([cpu / took for took, cpu, _ in after])), 2),
+            "cores_busy_beside_each_other": round(float(np.median([cpu / took for took, cpu, _ in beside])), 2),
+            "processor_time_ratio": round(
+                float(np.median([b[1] / a[1] for a, b in zip(after, beside, strict=True)])), 2
+            ),
+            "share_in_the_calling_thread": round(float(np.median([own / cpu for _, cpu, own in after])), 2),
+        }
+        print(name, out[name], flush=True)
+    return {"load": os.getloadavg(), "cases": out}
+
+
+def _busy(work: Callable[[], Any]) -> tuple[float, float, float]:
+    """Seconds by the wall, of the processor, and of the processor in this thread."""
+    began, spent, own = time.perf_counter(), time.process_time(), time.thread_time()
+    work()
+    return time.perf_counter() - began, time.process_time() - spent, time.thread_time() - own
+
+
 def _seconds(work: Callable[[], Any]) -> float:
     times = []
     for _ in range(5):
@@ -142,18 +180,26 @@ def soak(minutes: float) -> dict[str, Any]:
 def main() -> None:
     """Measure, and write `threads.json`."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--runs", type=int, default=50)
-    parser.add_argument("--minutes", type=float, default=30.0)
+    parser.add_argument("--runs", type=int, default=50, help="of each case, with 2 and with 4 threads; 0: none")
+    parser.add_argument("--turns", type=int, default=15, help="of two models after and beside each other; 0: none")
+    parser.add_argument("--minutes", type=float, default=30.0, help="of the soak; 0: none")
     parser.add_argument("--only", help="cases whose name holds this")
-    parser.add_argument("--out", type=Path)
+    parser.add_argument("--out", type=Path, help="folder for threads.json")
     options = parser.parse_args()
-    found: dict[str, Any] = {"machine": machine("python -m benchmarks.threads"), "jaxlib": jax.lib.__version__}
-    found["hangs"] = hangs(options.runs, options.only)
-    if options.minutes:
-        found["soak"] = soak(options.minutes)
-        print(found["soak"])
-    if options.out:
-        (options.out / "threads.json").write_text(json.dumps(found, indent=1) + "\n")
+    path = options.out / "threads.json" if options.out else None
+    found: dict[str, Any] = json.loads(path.read_text()) if path and path.exists() else {}
+    parts: dict[str, tuple[float, Callable[[], dict[str, Any]]]] = {
+        "hangs": (options.runs, lambda: hangs(options.runs, options.only)),
+        "pairs": (options.turns, lambda: pairs(options.turns, options.only)),
+        "soak": (options.minutes, lambda: soak(options.minutes)),
+    }
+    for name, (much, measure) in parts.items():
+        if much:
+            about = {**machine("python -m benchmarks.threads"), "jaxlib": jax.lib.__version__}
+            found[name] = {"machine": about, "result": measure()}
+            print(name, json.dumps(found[name]["result"]), flush=True)
+            if path:
+                path.write_text(json.dumps(found, indent=1) + "\n")
 
 
 if __name__ == "__main__":
