@@ -1,7 +1,7 @@
 """Forked processes: JAX's threads do not come along, so the first call there raises an error instead of hanging.
 
-All front doors ask: `run`, engines, estimators, River models. A sampler's bare `step` is JAX's own affair, which
-warns when a process forks.
+All front doors ask: `run`, engines, estimators, River models, and every sampler's own `step`. What is computed with JAX
+alone, keys and a bare `init` or `predict` among it, is its own affair; it warns when a process forks.
 """
 
 import os

@@ -14,6 +14,7 @@ from jax.experimental.xla_metadata import set_xla_metadata
 from jax.lax import optimization_barrier
 from jax.scipy.special import logsumexp
 
+from opvi._forks import refuse_forked
 from opvi.predictive import Predictive, predict
 from opvi.targets import Target, as_particles, score
 from opvi.types import (
@@ -58,7 +59,14 @@ def compiled(step: Step) -> Step:
             return optimization_barrier(set_xla_metadata(inner(sampler, *arrays), inlineable="false"))
         return optimization_barrier(inner(sampler, *optimization_barrier(arrays)))
 
-    return cast(Step, jax.jit(outer, static_argnums=0))
+    program = jax.jit(outer, static_argnums=0)
+
+    @functools.wraps(outer)
+    def called(sampler: Hashable, *arrays: Tree, **named: Tree) -> Tree:
+        refuse_forked()
+        return program(sampler, *arrays, **named)
+
+    return cast(Step, called)
 
 
 Init = TypeVar("Init", bound=Callable[..., Tree])
@@ -70,6 +78,7 @@ def in_one_program(init: Init) -> Init:
 
     @functools.wraps(init)
     def start(sampler: Hashable, key: Key, particles: Start = None) -> State:
+        refuse_forked()
         if particles is None or isinstance(particles, int):
             return program(sampler, key, particles)
         return init(sampler, key, particles)

@@ -1,16 +1,19 @@
 """Fault injection: every call of the file system fails once, one after the other; nothing is lost, and it says why.
 
-The calls are those that Python's `os` makes for a run's folder; what a full disk does to a checkpoint's bytes is in
-`test_learning.py`, and kills are in `benchmarks/kills.py`.
+The calls are those that Python's `os` makes for a run's folder, and then those of the C library, among them the writes
+inside file objects (all of them in `benchmarks/faults.py`, some here). Kills are in `benchmarks/kills.py`.
 """
 
 import errno
 import os
+import shutil
+import sys
 from pathlib import Path
 
 import numpy as np
 import pytest
 
+from benchmarks import faults
 from opvi.app.learn import RunDirectory, RunError
 from opvi.app.learn import _learner as learner
 from opvi.running import CheckpointError
@@ -80,3 +83,14 @@ def test_every_call_may_fail_once(table, tmp_path, monkeypatch):
         lines = (RunDirectory(folder).path / "rejected.jsonl").read_text().splitlines()
         assert len(lines) == 1
     assert {"open", "fsync", "pwrite"} <= seen
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(sys.platform != "linux" or shutil.which("cc") is None, reason="needs Linux and a C compiler")
+def test_some_calls_of_the_c_library_fail_or_stop_halfway():
+    found = faults.preloaded(every=29, start=3)
+    assert found["bad"] == []
+    assert found["faults"] >= 10
+    assert {"write", "open"} <= set(found["by_call"])
+    assert {"EINTR: 0", "half: 0"} <= set(found["exit_statuses"])  # repeated, and nobody notices
+    assert any(name.endswith(": 1") for name in found["exit_statuses"])

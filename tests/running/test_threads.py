@@ -211,6 +211,9 @@ def test_a_second_learner_is_refused(rows):
 def test_a_forked_process_is_told(rows):
     model = engine()
     model.feed((rows[0][:20], rows[1][:20]))
+    bare, key = opvi.gauss_newton(opvi.mlp(rows[0].shape[1], (), opvi.gaussian(0.5))), jax.random.key(0)
+    batch = next(iter(opvi.stream(rows, 20)))
+    state = bare.step(key, bare.init(key), batch)[0]
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         child = os.fork()
@@ -221,6 +224,8 @@ def test_a_forked_process_is_told(rows):
             lambda: model.ask(rows[0], Predictive.mean),
             lambda: Engine(model.sampler, 0),
             lambda: opvi.run(model.sampler, opvi.stream(rows), 0),
+            lambda: model.sampler.step(key, model.state, batch),
+            lambda: bare.step(key, state, batch),
         ):
             try:
                 call()
@@ -234,7 +239,7 @@ def test_a_forked_process_is_told(rows):
         os.kill(child, 9)
         os.waitpid(child, 0)
     assert ended[0], "the child hangs"
-    assert os.waitstatus_to_exitcode(ended[1]) == 4
+    assert os.waitstatus_to_exitcode(ended[1]) == 6
 
 
 def learnt(seed):
