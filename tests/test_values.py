@@ -178,4 +178,4 @@ def test_equal_samplers_are_traced_once(make):
         one, other = make(), make()
         state = jax.eval_shape(one.init, key)
         assert len(step(one)) > 5
-        assert all(name.endswith((".step", "__eq__", "__hash__")) for name in step(other))
+        assert all(name.endswith((".step", ".called", "refuse_forked", "__eq__", "__hash__")) for name in step(other))
