@@ -20,6 +20,20 @@ def same(a, b):
     return jax.tree.structure(a) == jax.tree.structure(b) and jax.tree.all(jax.tree.map(np.array_equal, a, b))
 
 
+def watch(monkeypatch, seen):
+    """Tell `seen` the name, kind and arguments of each program that learns or answers, before it runs."""
+    real = engine.program
+
+    def watched(function, settings, quick):
+        def call(*given):
+            seen(function.__name__, quick, given)
+            return real(function, settings, quick)(*given)
+
+        return real(function, settings, quick) if function is engine.begun else call
+
+    monkeypatch.setattr(engine, "program", watched)
+
+
 @pytest.fixture(scope="module")
 def sampler():
     return opvi.langevin(opvi.linear_regression(3), step=1e-3)
@@ -62,20 +76,41 @@ def test_rows_cut_in_any_way_give_the_bits_of_a_run(sampler, rows, whole, cuts):
     assert same(info._replace(predicted=None), history.info)
 
 
-def test_a_row_alone_is_a_batch_of_one_and_others_are_padded(sampler, rows):
+def test_calls_are_padded_until_rows_alone_are_worth_a_program(sampler, rows, monkeypatch):
+    monkeypatch.setattr(engine, "LONE_ROWS", 1)
     fed = Engine(sampler, KEY)
+    assert fed.feed(first(rows, 1), last=True).weight.shape == (1, 20)
+    fed = pickle.loads(pickle.dumps(fed))  # which counts on
     assert fed.feed(first(rows, 1), last=True).weight.shape == (1, 1)
     assert fed.feed(first(rows, 2), last=True).weight.shape == (1, 20)
     assert fed.feed(first(rows, 1)) is None  # waits
     told = fed.feed(first(rows, 1), last=True)
     np.testing.assert_array_equal(told.weight, [[1, 1] + [0] * 18])
-    assert int(fed.state.rows) == 5
+    assert int(fed.state.rows) == 6
     by_hand = sampler.init(KEY)
+    by_hand, _ = sampler.step(KEY, by_hand, opvi.batch(first(rows, 1), pad_to=20))
     by_hand, _ = sampler.step(KEY, by_hand, opvi.batch(first(rows, 1)))
     by_hand, _ = sampler.step(KEY, by_hand, opvi.batch(first(rows, 2), pad_to=20))
     twice = tuple(np.repeat(a, 2, 0) for a in first(rows, 1))
     by_hand, _ = sampler.step(KEY, by_hand, opvi.batch(twice, pad_to=20))
     assert same(fed.state, by_hand)
+
+
+@pytest.mark.parametrize("cuts", [(), (20, 60, 300), (90,)])
+def test_first_rows_are_learnt_by_programs_that_are_not_optimised(sampler, rows, whole, cuts, monkeypatch):
+    used = []
+    watch(monkeypatch, lambda name, quick, given: used.append((name, quick, int(given[-1]))))
+    fed = Engine(sampler, KEY, quick=85)  # up to and with the fifth round of 20 rows
+    for start, stop in zip((0, *cuts), (*cuts, ROWS), strict=True):
+        fed.feed(first(rows, stop, start), last=stop == ROWS)
+        fed = pickle.loads(pickle.dumps(fed))
+        fed.ask(rows[0][:3], mean)
+        assert used[-1] == ("answer", stop < 100, 1)
+    learnt = [(quick, count) for name, quick, count in used if name == "advanced"]
+    assert sum(count for quick, count in learnt if quick) == 5
+    assert sum(count for quick, count in learnt if not quick) == 16
+    assert learnt == sorted(learnt, key=lambda one: not one[0])
+    assert same(fed.state, whole[0])
 
 
 def test_weights_wait_with_their_rows(sampler, rows):
@@ -108,15 +143,14 @@ def test_nothing_is_nothing(sampler, rows):
 def test_a_call_that_fails_changes_nothing(sampler, rows, monkeypatch):
     fed = Engine(sampler, KEY)
     fed.feed(first(rows, 27))
-    before, learnt, calls = fed.state, engine.advance, []
+    before, calls = fed.state, []
 
-    def stumble(*arguments):
+    def stumble(*_):
         if calls:
             raise KeyboardInterrupt
         calls.append(1)
-        return learnt(*arguments)
 
-    monkeypatch.setattr(engine, "advance", stumble)
+    watch(monkeypatch, stumble)
     monkeypatch.setattr(engine, "CHUNK_ROUNDS", 2)
     with pytest.raises(KeyboardInterrupt):
         fed.feed(first(rows, 80, 27))
@@ -162,10 +196,12 @@ def test_questions_of_any_size_have_the_answers_of_predict(learnt, rows, count):
     )
 
 
-def test_few_programs_serve_calls_of_all_sizes(rows):
-    """Learning: batches, one row. Asking: one. Copies and equal samplers add none."""
+def test_few_programs_serve_calls_of_all_sizes(rows, monkeypatch):
+    """Learning: one, and one for many rows alone. Asking: one. Copies and equal samplers add none."""
+    monkeypatch.setattr(engine, "LONE_ROWS", 2)
     made = opvi.langevin(opvi.linear_regression(3), step=2e-3, temperature=0.5)
-    before = engine.advance._cache_size(), engine.answer._cache_size()
+    learning, asking = engine.program(engine.advanced, 3, False), engine.program(engine.answer, 3, False)
+    before = learning._cache_size(), asking._cache_size()
     for sampler in (made, opvi.langevin(opvi.linear_regression(3), step=2e-3, temperature=0.5)):
         fed = Engine(sampler, KEY)
         for count in (1, 2, 19, 20, 21, 45, 333, 400, 2000, 77, 1):
@@ -174,20 +210,14 @@ def test_few_programs_serve_calls_of_all_sizes(rows):
         fed = pickle.loads(pickle.dumps(fed))
         fed.feed(first(rows, 1), last=True)
         fed.ask(rows[0][:3], mean)
-    assert engine.advance._cache_size() - before[0] == 2
-    assert engine.answer._cache_size() - before[1] == 1
+        assert learning._cache_size() - before[0] == (1 if fed.lone < 2 else 2)
+    assert (fed.lone, learning._cache_size() - before[0], asking._cache_size() - before[1]) == (3, 2, 1)
 
 
 def test_large_batches_are_learnt_in_small_chunks(sampler, rows, whole, monkeypatch):
     sizes = []
-    learnt = engine.advance
-
-    def count(sampler, record, watchers, key, state, batches, count):
-        sizes.append(len(batches.weight))
-        return learnt(sampler, record, watchers, key, state, batches, count)
-
+    watch(monkeypatch, lambda name, quick, given: sizes.append(len(given[-2].weight)))
     monkeypatch.setattr(engine, "CHUNK_BYTES", 3 * 20 * 5 * 4)
-    monkeypatch.setattr(engine, "advance", count)
     fed = Engine(sampler, KEY)
     fed.feed(first(rows, ROWS), last=True)
     assert sizes == [3] * 7

@@ -2,7 +2,7 @@ r"""Kronecker-factored Gauss–Newton particles: curvature that grows linearly w
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from operator import itemgetter
 from typing import NamedTuple
@@ -35,6 +35,7 @@ REFRESH_BELOW = 0.7  # invert afresh once forgetting has worn the damping down t
 REFRESH_EVERY = 500  # rounds at the latest, because rounding adds up
 DAMPING, WANDERING_DAMPING = 0.03, 0.3
 SMALL = 1e-6
+LARGEST_COPY = 2e6  # bytes of a state that is copied in order to compile less
 
 
 class Factor(NamedTuple):
@@ -108,17 +109,21 @@ class KFAC(TargetSampler):
         zero = jnp.zeros((), jnp.int32)
         return KFACState(w, factors, jnp.zeros((), dtype), zero, zero)
 
-    @compiled
-    @exactly
-    @exactly
     def step(self, key: Key, state: KFACState, batch: Batch) -> tuple[KFACState, StepInfo]:
         """Learn from a batch."""
+        # The half-life is an argument: samplers that differ in it alone are one program.
+        half_life = jnp.asarray(self.half_life, state.particles.dtype)
+        return replace(self, half_life=math.inf)._step(key, state, batch, half_life)
+
+    @compiled
+    @exactly
+    def _step(self, key: Key, state: KFACState, batch: Batch, half_life: Scalar) -> tuple[KFACState, StepInfo]:
         w, mlp = state.particles, self.architectures[0].mlp
         batch = cast(batch, w.dtype)
         check_batch(self.target, w[0], batch)
         clock = tick(state, batch)
         root_weight, total = jnp.sqrt(batch.weight), jnp.maximum(batch.weight.sum(), 1e-30)
-        now = _pace(self, state, batch.weight.sum(), clock.round)
+        now = _pace(self, state, batch.weight.sum(), clock.round, half_life)
         layers = jax.vmap(mlp.split)(w)
         seen = _look(self, layers, batch)
         factors, moves, first = [], [], seen.sums
@@ -204,6 +209,31 @@ def kfac(
     return KFAC(one, tuple(others), damping, half_life, wander, largest_change, particles=usual)
 
 
+def side_by_side(
+    samplers: Sequence[KFAC], key: Key, states: Sequence[KFACState], batch: Batch
+) -> list[tuple[KFACState, StepInfo]]:
+    """Return what each sampler's step returns.
+
+    Those that differ in their half-life alone are compiled once, unless they are so large that the copies would cost
+    more than a stream repays.
+    """
+    large = sum(leaf.nbytes for leaf in jax.tree.leaves(states[0])) > LARGEST_COPY if states else False
+    alike: dict[KFAC | int, list[int]] = {}
+    for place, sampler in enumerate(samplers):
+        alike.setdefault(place if large else replace(sampler, half_life=math.inf), []).append(place)
+    done: dict[int, tuple[KFACState, StepInfo]] = {}
+    for one, places in alike.items():
+        if isinstance(one, int) or len(places) == 1:
+            done[places[0]] = samplers[places[0]].step(key, states[places[0]], batch)
+            continue
+        stacked = jax.tree.map(lambda *leaves: jnp.stack(leaves), *(states[place] for place in places))
+        half_lives = jnp.asarray([samplers[place].half_life for place in places], states[0].particles.dtype)
+        out = jax.lax.map(lambda given, one=one: one._step(key, given[0], batch, given[1]), (stacked, half_lives))
+        for at, place in enumerate(places):
+            done[place] = jax.tree.map(itemgetter(at), out)
+    return [done[place] for place in range(len(samplers))]
+
+
 def _by_target(sampler: KFAC, function: Callable[[Bent, Tree], Tree], of_particles: Tree) -> Tree:
     """Return `function(activate, …)` for every particle, with the activation of its own target."""
     parts = jax.tree.map(lambda leaf: leaf.reshape(len(sampler.targets), -1, *leaf.shape[1:]), of_particles)
@@ -242,11 +272,11 @@ def _outputs(sampler: KFAC, layers: Layers, first: Array) -> Array:
     return _by_target(sampler, one, (layers[1:], first)) if len(layers) > 1 else first
 
 
-def _pace(sampler: KFAC, state: KFACState, rows: Scalar, round_: Array) -> Round:
+def _pace(sampler: KFAC, state: KFACState, rows: Scalar, round_: Array, half_life: Scalar) -> Round:
     """Return how much this round remembers and learns."""
     before = state.rows.astype(rows.dtype)
     average = jnp.where(rows > 0, rows / (before + 2 * rows), 0)
-    ratio = 2 ** (-rows / sampler.half_life)
+    ratio = 2 ** (-rows / half_life)
     if sampler.wander:
         first = state.rows == 0
         return Round(jnp.ones_like(rows), jnp.maximum(1 - ratio, average), jnp.where(first, 1, 1 - ratio), first)

@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
+from opvi._cpu import one_blas_thread
 from opvi._forks import refuse_forked
 from opvi.flows.schedules import BatchRule, within_budget
 from opvi.running._cursor import Trail
@@ -114,6 +115,7 @@ def run(
         label = progress if isinstance(progress, str) else "learning"
         bar = stack.enter_context(Progress(label, int(state.round), last, bool(progress)))
         place = getattr(stream, "place", lambda batches: batches)  # where rows come from several processes
+        stack.enter_context(one_blas_thread())
         return _over(sampler, key, state, head, source, place, record, callbacks or {}, every, bar, saver)
 
 

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from opvi.adapters._tables import Schema
 
 BATCH = 20  # rows learnt from at once
+QUICK_ROWS = 200  # whoever gives rows by and by gets the first answers sooner, as `Engine` says
 BLOCK_BATCHES, BLOCK_BYTES = 256, 1 << 24  # made dense at once for learning, at most
 ASK_ROWS = 1024  # of a sparse matrix, made dense at once for predicting
 DENSE_WARNING = 10_000_000  # numbers in a sparse X, zeros included
@@ -70,8 +71,8 @@ class OnlineEstimator(BaseEstimator):
         kept = None if self.neighbour_rows is None else whole("neighbour_rows", self.neighbour_rows, 0)
         return {"hidden": hidden, "particles": particles, "half_life": half_life, "memory_rows": kept}
 
-    def _begin(self, *sizes: int) -> None:
-        """Start anew, for data of these sizes."""
+    def _begin(self, *sizes: int, quick: int = 0) -> None:
+        """Start anew, for data of these sizes; `quick` as of `Engine`."""
         whole("n_epochs", self.n_epochs, 1)
         self._used, self._again = self._settings(), whole("memory_rows", self.memory_rows, 0)
         made = self._made(*sizes)
@@ -79,7 +80,7 @@ class OnlineEstimator(BaseEstimator):
         random = self.random_state
         seed = random if isinstance(random, int | np.integer) else check_random_state(random).randint(2**31 - 1)
         self._width, self._seed = sizes[0], int(seed)
-        self._engine = Engine(sampler, self._seed, batch=BATCH)
+        self._engine = Engine(sampler, self._seed, batch=BATCH, quick=quick)
         self._origin, self._target_origin = np.zeros(1), 0.0
         self.n_rows_seen_ = 0
 

@@ -9,7 +9,7 @@ from sklearn.utils.multiclass import check_classification_targets
 from sklearn.utils.validation import check_consistent_length, column_or_1d
 
 from opvi.adapters._carried import carried, room_for
-from opvi.adapters.sklearn._base import BATCH, OnlineEstimator
+from opvi.adapters.sklearn._base import BATCH, QUICK_ROWS, OnlineEstimator
 from opvi.predictive import Predictive, Uncertainty
 from opvi.running import Engine
 from opvi.running._learners import one_learner
@@ -71,10 +71,10 @@ class OPVIClassifier(ClassifierMixin, OnlineEstimator):
     def _made(self, *sizes: int) -> Sampler:
         return classifier(*sizes, **self._settings())
 
-    def _start(self, X: ArrayLike, classes: np.ndarray) -> None:
+    def _start(self, X: ArrayLike, classes: np.ndarray, quick: int = 0) -> None:
         self._met = self.classes_ = classes
         self._room = max(2, len(classes))  # of a single class there is nothing to learn, and no harm
-        self._begin(X.shape[1], self._room)
+        self._begin(X.shape[1], self._room, quick=quick)
 
     def _meet(self, labels: np.ndarray) -> None:
         """Make room for labels that are new; what was learnt stays learnt."""
@@ -88,7 +88,7 @@ class OPVIClassifier(ClassifierMixin, OnlineEstimator):
         if len(met) > self._room:
             room = room_for(len(met))
             sampler = self._remembering(classifier(self._width, room, **self._used))
-            engine = Engine(sampler, self._seed, batch=BATCH)
+            engine = Engine(sampler, self._seed, batch=BATCH, quick=self._engine.quick)
             engine.state, self._room = carried(self._engine.state, engine.state), room
             self._engine = engine  # before the classes: whoever predicts meanwhile takes those first
         self._met, self.classes_ = met, np.sort(met)
@@ -123,7 +123,7 @@ class OPVIClassifier(ClassifierMixin, OnlineEstimator):
         labels = np.unique(np.concatenate([named, labels])) if len(named) else labels
         if first:
             check_classification_targets(labels)
-            self._start(X, labels)
+            self._start(X, labels, quick=QUICK_ROWS)
         else:
             self._meet(labels)
         return self._learn(X, self._numbers(y), sample_weight)

@@ -9,7 +9,7 @@ from sklearn.base import RegressorMixin
 from sklearn.utils import assert_all_finite
 from sklearn.utils.validation import check_consistent_length, column_or_1d
 
-from opvi.adapters.sklearn._base import OnlineEstimator, whole
+from opvi.adapters.sklearn._base import QUICK_ROWS, OnlineEstimator, whole
 from opvi.predictive import Predictive, Uncertainty
 from opvi.running._learners import one_learner
 from opvi.tracking import regressor
@@ -91,7 +91,7 @@ class OPVIRegressor(RegressorMixin, OnlineEstimator):
         first = not hasattr(self, "_engine")
         X, y = self._checked_pair(X, y, reset=first, numeric=True)
         if first:
-            self._begin(X.shape[1])
+            self._begin(X.shape[1], quick=QUICK_ROWS)
         return self._learn(X, y, sample_weight)
 
     def predict(self, X: ArrayLike, return_std: bool = False) -> np.ndarray | tuple[np.ndarray, np.ndarray]:

@@ -58,7 +58,7 @@ def prepare() -> None:
 
     More threads wait for small matrices, and take time from XLA's own.
     """
-    absent = [name for name in ("rich", "pyarrow", "jinja2", "threadpoolctl") if find_spec(name) is None]
+    absent = [name for name in ("rich", "pyarrow", "jinja2") if find_spec(name) is None]
     if absent:
         raise CommandError(f"this command needs {absent[0]}, which is not installed: pip install 'opvi[cli]'.")
     import scipy.linalg  # noqa: F401  # whose BLAS JAX calls; it must be loaded to be told

@@ -1,0 +1,83 @@
+"""What opvi asks of a CPU: its compiler, and the threads of BLAS."""
+
+import threading
+
+import jax
+import numpy as np
+import pytest
+
+import opvi
+from opvi import _cpu
+from opvi._cpu import compiler_options, one_blas_thread
+
+
+@pytest.fixture
+def libraries(monkeypatch):
+    """Two libraries that remember how many threads they were told to use."""
+
+    class Library:
+        def __init__(self, threads):
+            self.num_threads = threads
+
+        def set_num_threads(self, threads):
+            self.num_threads = threads
+
+    made = Library(8), Library(2)
+    monkeypatch.setattr(_cpu, "_libraries", lambda: made)
+    return made
+
+
+def threads_of(libraries):
+    return [library.num_threads for library in libraries]
+
+
+def test_blas_has_one_thread_while_somebody_learns(libraries):
+    inside, leave = threading.Event(), threading.Event()
+
+    def other():
+        with one_blas_thread():
+            inside.set()
+            leave.wait(10)
+
+    thread = threading.Thread(target=other)
+    with one_blas_thread():
+        assert threads_of(libraries) == [1, 1]
+        thread.start()
+        assert inside.wait(10)
+    assert threads_of(libraries) == [1, 1]  # the other one still learns
+    leave.set()
+    thread.join()
+    assert threads_of(libraries) == [8, 2]
+    with pytest.raises(ZeroDivisionError), one_blas_thread():
+        _ = 1 / 0
+    assert threads_of(libraries) == [8, 2]
+
+
+def test_the_blas_of_scipy_is_found():
+    assert _cpu._libraries()
+    before = threads_of(_cpu._libraries())
+    with one_blas_thread():
+        assert threads_of(_cpu._libraries()) == [1] * len(before)
+    assert threads_of(_cpu._libraries()) == before
+
+
+def test_engines_and_runs_learn_with_one_blas_thread(libraries, monkeypatch):
+    seen = []
+
+    class Spy(type(libraries[0])):
+        def set_num_threads(self, threads):
+            super().set_num_threads(threads)
+            seen.append(threads)
+
+    monkeypatch.setattr(_cpu, "_libraries", lambda: (Spy(4),))
+    rows = np.ones((3, 2)), np.ones(3)
+    sampler = opvi.langevin(opvi.linear_regression(2), step=1e-3)
+    opvi.running.Engine(sampler, 0).feed(rows, last=True)
+    opvi.run(sampler, opvi.stream(rows, 3), 0)
+    assert seen == [1, 4, 1, 4]
+
+
+def test_xla_knows_what_it_is_asked_for():
+    for quick in (False, True):
+        double = jax.jit(lambda x: 2 * x, compiler_options=compiler_options(quick))
+        assert double(3.0) == 6.0
