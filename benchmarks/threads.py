@@ -14,7 +14,7 @@ import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import numpy as np
@@ -28,6 +28,8 @@ from opvi.running import Engine
 
 PATIENCE = 300.0  # seconds without progress that count as a hang
 ROWS = 640
+
+_ended: list[float] = []  # seconds of threads that are no more
 
 
 def data(rows: int = ROWS) -> tuple[np.ndarray, np.ndarray]:
@@ -92,27 +94,47 @@ def pairs(turns: int, only: str | None) -> dict[str, Any]:
         for _ in range(turns):
             after.append(_busy(lambda tasks=tasks: [task() for task in tasks]))
             beside.append(_busy(lambda tasks=tasks: _together(tasks)))
-        wall = [a[0] / b[0] for a, b in zip(after, beside, strict=True)]
+        wall = [one.wall / two.wall for one, two in zip(after, beside, strict=True)]
         out[name] = {
             "turns": turns,
-            "times_faster": round(float(np.median(wall)), 2),
+            "times_faster": _middle(wall),
             "times_faster_at_best": round(max(wall), 2),
-            "cores_busy_after_each_other": round(float(np.median([cpu / took for took, cpu, _ in after])), 2),
-            "cores_busy_beside_each_other": round(float(np.median([cpu / took for took, cpu, _ in beside])), 2),
-            "processor_time_ratio": round(
-                float(np.median([b[1] / a[1] for a, b in zip(after, beside, strict=True)])), 2
-            ),
-            "share_in_the_calling_thread": round(float(np.median([own / cpu for _, cpu, own in after])), 2),
+            "cores_busy_after_each_other": _middle([one.spent / one.wall for one in after]),
+            "cores_busy_beside_each_other": _middle([two.spent / two.wall for two in beside]),
+            "threads_ready_after_each_other": _middle([one.ready / one.wall for one in after]),
+            "threads_ready_beside_each_other": _middle([two.ready / two.wall for two in beside]),
+            "processor_time_ratio": _middle([two.spent / one.spent for one, two in zip(after, beside, strict=True)]),
+            "share_in_the_calling_thread": _middle([one.own / one.spent for one in after]),
         }
         print(name, out[name], flush=True)
     return {"load": os.getloadavg(), "cases": out}
 
 
-def _busy(work: Callable[[], Any]) -> tuple[float, float, float]:
-    """Seconds by the wall, of the processor, and of the processor in this thread."""
-    began, spent, own = time.perf_counter(), time.process_time(), time.thread_time()
+class Busy(NamedTuple):
+    """Seconds."""
+
+    wall: float
+    spent: float  # of the processor
+    own: float  # of the processor, in this thread
+    ready: float  # in which threads ran or waited for a processor, summed: what an idle machine could run at once
+
+
+def _busy(work: Callable[[], Any]) -> Busy:
+    began = time.perf_counter(), time.process_time(), time.thread_time(), _ready()
     work()
-    return time.perf_counter() - began, time.process_time() - spent, time.thread_time() - own
+    now = time.perf_counter(), time.process_time(), time.thread_time(), _ready()
+    return Busy(*(b - a for a, b in zip(began, now, strict=True)))
+
+
+def _ready(only: str = "") -> float:
+    """Seconds in which threads ran or were ready to, by Linux' own count; those that have ended left theirs behind."""
+    paths = [Path(only)] if only else [task / "schedstat" for task in Path("/proc/self/task").iterdir()]
+    known = sum(sum(map(int, path.read_text().split()[:2])) for path in paths if path.exists()) / 1e9
+    return known + (0.0 if only else sum(_ended))
+
+
+def _middle(values: list[float]) -> float:
+    return round(float(np.median(values)), 2)
 
 
 def _seconds(work: Callable[[], Any]) -> float:
@@ -129,6 +151,7 @@ def _together(tasks: list[Callable[[], Any]]) -> list[Any]:
 
     def work(place: int) -> None:
         out[place] = tasks[place]()
+        _ended.append(_ready("/proc/thread-self/schedstat"))
 
     threads = [threading.Thread(target=work, args=(place,), daemon=True) for place in range(len(tasks))]
     for thread in threads:

@@ -13,7 +13,7 @@ from opvi.predictive._counts import NegativeBinomial, Poisson
 from opvi.predictive._distributions import Bernoulli, Categorical, Classes, Distribution, Numeric, StudentT
 from opvi.types import Array, ArrayLike, Key, Params, Particles, Scalar, Tree
 
-QUANTILE_STEPS = 60  # halvings of the bracket; more than a float's digits
+QUANTILE_STEPS = {4: 30, 8: 60}  # halvings of the bracket, by the bytes of a number: more than it has digits
 
 
 class Uncertainty(NamedTuple):
@@ -121,7 +121,7 @@ class Predictive(NamedTuple):
             below = jax.vmap(self.cdf)(middle) < levels
             return jnp.where(below, middle, low), jnp.where(below, high, middle)
 
-        low, high = jax.lax.fori_loop(0, QUANTILE_STEPS, halve, bracket)
+        low, high = jax.lax.fori_loop(0, QUANTILE_STEPS.get(mean.dtype.itemsize, 30), halve, bracket)
         found = ((low + high) / 2).reshape(*q.shape, -1)
         return jnp.round(found) if isinstance(self.components, Poisson | NegativeBinomial) else found
 

@@ -24,6 +24,7 @@ class Said(NamedTuple):
     schema: Schema
     rows: list[Row]  # that were asked about
     columns: dict[str, np.ndarray]  # by their names, one value for every sound row
+    plain: list[Json]  # the same by rows, as JSON says it
     sound: np.ndarray  # the places of those rows in the request
     rejected: list[Rejected]  # the others; `row` is the place in the request
 
@@ -96,11 +97,12 @@ class Asking:
         block = block_of([row for _, rows in read for row in rows], 0, known.schema)
         encoded = known.schema.encode(block, with_target=False)
         columns = predicted(self._asked(known), known.schema, encoded.x, levels)
+        rows_said = _by_rows(known.schema, columns)
         for (one, rows), begin, end in zip(read, first[:-1], first[1:], strict=True):
             low, high = np.searchsorted(encoded.row, (begin, end))
             rejected = [bad._replace(row=bad.row - int(begin)) for bad in encoded.rejected if begin <= bad.row < end]
             part = {name: values[low:high] for name, values in columns.items()}
-            said = Said(known.schema, rows, part, encoded.row[low:high] - begin, rejected)
+            said = Said(known.schema, rows, part, rows_said[low:high], encoded.row[low:high] - begin, rejected)
             answers.append((one.reply, one.write(said)))
         return answers
 
@@ -112,17 +114,21 @@ class Asking:
         return self._engine
 
 
+def _by_rows(schema: Schema, columns: dict[str, np.ndarray]) -> list[Json]:
+    """Return the predictions of all rows as plain values, made at once: most requests have one row."""
+    if schema.task == "regression":
+        lists = [np.asarray(values, float).tolist() for values in columns.values()]
+        return [dict(zip(columns, values, strict=True)) for values in zip(*lists, strict=True)]
+    shares = np.stack([columns[f"p={name}"] for name in schema.classes], 1).astype(float).tolist()
+    return [
+        {"prediction": label, "probabilities": dict(zip(schema.classes, share, strict=True))}
+        for label, share in zip(columns["prediction"].tolist(), shares, strict=True)
+    ]
+
+
 def plain(said: Said) -> list[Json | None]:
     """Return each row's prediction as plain values; None for a row that was rejected."""
     out: list[Json | None] = [None] * len(said.rows)
-    if said.schema.task == "regression":
-        names = list(said.columns)
-        lists = [np.asarray(values, float).tolist() for values in said.columns.values()]
-        for place, *values in zip(said.sound.tolist(), *lists, strict=True):
-            out[place] = dict(zip(names, values, strict=True))
-        return out
-    classes = said.schema.classes
-    shares = np.stack([said.columns[f"p={name}"] for name in classes], 1).astype(float).tolist()
-    for place, label, share in zip(said.sound.tolist(), said.columns["prediction"].tolist(), shares, strict=True):
-        out[place] = {"prediction": label, "probabilities": dict(zip(classes, share, strict=True))}
+    for place, values in zip(said.sound.tolist(), said.plain, strict=True):
+        out[place] = values
     return out

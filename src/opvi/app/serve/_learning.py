@@ -26,7 +26,7 @@ from opvi.app.serve._service import written
 from opvi.app.serve._worker import Answer, Worker
 from opvi.app.serve._writer import Writer
 
-NICE = 5  # how much lower than the server's its priority is
+NICE = 10  # how much lower than the server's its priority is
 REST = 20  # times as long as a state took to send, no other is sent
 PARENT_GONE = 1  # PR_SET_PDEATHSIG of Linux
 
