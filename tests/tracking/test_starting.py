@@ -80,3 +80,42 @@ def test_one_wild_target_among_the_first_does_not_set_the_units(together):
     state = learnt(X, wild, [1] * 60)
     assert float(state.scale.sd[-1]) < 3 * float(together.scale.sd[-1])
     assert off(state, together, y.std()) < 0.5
+
+
+def drawn_by_the_thousand(seed=3):
+    rng = np.random.default_rng(seed)
+    X = rng.uniform(size=(600, FEATURES))
+    return X, np.sin(4 * X[:, 0]) + X[:, 1] + 0.05 * rng.normal(size=600)
+
+
+def predicted(X, y):
+    state, history = opvi.run(SMALL, opvi.stream((X, y), 20), KEY, record=_means)
+    return state, np.asarray(history.record).ravel()
+
+
+def _means(state, info, batch):
+    return info.predicted.mean
+
+
+def test_values_that_stand_for_none_cost_little():
+    """One row in 16 has a -999, one of the first among them: errors on the others, from row 200 on."""
+    X, y = drawn_by_the_thousand()
+    dirty, hit = X.copy(), np.zeros(600, bool)
+    for place, column in ((3, 0), *((at, at // 16 % FEATURES) for at in range(30, 600, 16))):
+        dirty[place, column], hit[place] = -999, True
+    late = ~hit & (np.arange(600) >= 200)
+    (_, clean), (state, said) = predicted(X, y), predicted(dirty, y)
+    errors = [np.sqrt(np.mean((y - mean)[late] ** 2)) for mean in (clean, said)]
+    assert errors[1] < 1.15 * errors[0]
+    np.testing.assert_allclose(state.scale.sd[:-1], X.std(0), rtol=0.2)
+
+
+def test_a_column_that_moves_for_good_is_followed():
+    """Not missing values but a sensor with another zero: what was learnt of it stays learnt."""
+    X, y = drawn_by_the_thousand()
+    _, still = predicted(X, y)
+    X[300:, 0] += 1000
+    state, said = predicted(X, y)
+    assert abs(float(state.scale.mean[0]) - X[300:, 0].mean()) < 0.2
+    errors = [np.sqrt(np.mean((y - mean)[400:] ** 2)) for mean in (still, said)]
+    assert errors[1] < 1.5 * errors[0]

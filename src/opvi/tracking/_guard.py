@@ -97,7 +97,11 @@ def median(values: Array, weight: Array) -> Scalar:
 
 def _surprised(share: Array | float, error: Array, surprising: Array, weight: Array) -> Array:
     """Return the shares of rows far above and far below among the last few, a batch included."""
+    return recent(share, surprising[:, None] & jnp.stack([error > 0, error < 0], 1), weight)
+
+
+def recent(share: Array | float, of: Array, weight: Array) -> Array:
+    """Return the shares of the last few rows of which something holds, a batch `[B, K]` included."""
     rows = weight.sum()
     keep = 0.5 ** (rows / JUMP_HALF_LIFE)
-    off = jnp.where(surprising[None] & jnp.stack([error > 0, error < 0]), weight[None], 0)
-    return keep * share + (1 - keep) * off.sum(1) / jnp.maximum(rows, 1e-30)
+    return keep * share + (1 - keep) * jnp.where(of, weight[:, None], 0).sum(0) / jnp.maximum(rows, 1e-30)

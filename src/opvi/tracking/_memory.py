@@ -107,7 +107,7 @@ def recall(
     inputs, y_scale = _parts(scale)
 
     def placed(x: Array) -> Array:
-        return metrics.through(memory.metric, through(gates, scaling.standardise(inputs, x)))
+        return metrics.through(memory.metric, through(gates, scaling.readable(inputs, x)))
 
     asked = metrics.through(memory.metric, z)
     found = neighbours.near(memory.x, jnp.minimum(memory.seen, rows), placed, asked)

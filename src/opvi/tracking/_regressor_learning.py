@@ -31,6 +31,7 @@ LARGEST_TARGET = 1e4  # standard deviations
 SCALE_MEMORY = 50_000.0  # rows
 SCALE_OFF = 0.25  # in deviations, or in their logarithm: the scale in use is out of date
 EARLY_SCALE_OFF = 0.03  # while warming up
+PARTIAL = 0.1  # what a row weighs in which values are missing
 
 
 # --- one Kalman update --------------------------------------------------------------------------
@@ -121,7 +122,7 @@ def standardised(state: RegressorState, x: Array, y: Array) -> tuple[Array, Arra
     """Return x and y in the units of the networks, columns that do not help faded."""
     scale = state.scale
     target = (y - scale.mean[-1]) / scaling.divisor(scale)[-1]
-    z = gates.through(state.gates, scaling.standardise(Scale(scale.mean[:-1], scale.sd[:-1]), x))
+    z = gates.through(state.gates, scaling.readable(Scale(scale.mean[:-1], scale.sd[:-1]), x))
     return z, jnp.clip(target, -LARGEST_TARGET, LARGEST_TARGET)
 
 
@@ -214,6 +215,25 @@ def _jumped(
     )
 
 
+def _moved(state: RegressorState, odd: Array, x: Array, weight: Array) -> RegressorState:
+    """Return the state with the level of columns that have moved for good, or are back: the networks keep their shape.
+
+    Args:
+        state: before.
+        odd: shares of the last few rows that are far off, column by column.
+        x: some rows.
+        weight: what the values count that are far off, `[B, F]`.
+    """
+    moved = odd > scaling.MISREAD
+    centre = (x * weight).sum(0) / jnp.maximum(weight.sum(0), 1e-30)
+    shift = jnp.where(moved & (weight.sum(0) > 0), centre - state.scale.mean[:-1], 0)
+    return state._replace(
+        odd=jnp.where(moved, 0, odd),
+        moments=state.moments._replace(mean=state.moments.mean.at[:-1].add(shift)),
+        scale=state.scale._replace(mean=state.scale.mean.at[:-1].add(shift)),
+    )
+
+
 def _slopes(sampler: Networks, state: RegressorState, z: Array) -> Array:
     r"""Return the gradients of the networks' prediction, $\partial \bar f / \partial z_j$: `[B, F]`."""
 
@@ -238,6 +258,9 @@ def _learn_chunk(
     first = starting.joined(jnp.asarray(state.held), chunk)
     state = state._replace(held=jnp.where(waits, first.held, state.held))
     weight = jnp.where(begun | again, weight, 0)
+    missing = scaling.far(Scale(state.scale.mean[:-1], state.scale.sd[:-1]), x)
+    odd = jnp.where(begun, guard.recent(state.odd, missing, weight), state.odd)
+    weight = jnp.where(missing.any(1), PARTIAL * weight, weight)
     z, target = standardised(state, x, y)
     seen = linearise(sampler, state, z)
     doubt = seen.variance[calibration.trusted(state.calibration)]
@@ -262,8 +285,9 @@ def _learn_chunk(
         state = state._replace(gates=gates.update(state.gates, z * slope, target - plain.mean, scored))
     state = _learn_errors(state, seen.mean, one, scores, (depends, target, learnt), found.trust, begun)
     state = when(found.jump | waits, lambda s: _jumped(sampler, s, found, (x, y, weight), seen.mean, waits), state)
-    state, before = state._replace(surprised=found.surprised), state.moments.seen
-    new = jnp.concatenate([x, found.y[:, None]], 1), jnp.where(begun, weight, 0)
+    state = _moved(state._replace(surprised=found.surprised), odd, x, jnp.where(missing, weight[:, None], 0))
+    before, whole = state.moments.seen, jnp.where(missing, state.scale.mean[None, :-1], x)
+    new = jnp.concatenate([whole, found.y[:, None]], 1), jnp.where(begun, weight, 0)
     old, new = starting.instead(waits, first, state.moments, new)
     moments = scaling.update(old, *new, SCALE_MEMORY)
     state = state._replace(moments=moments)
@@ -367,4 +391,5 @@ def start(sampler: Networks, w: Particles) -> RegressorState:
         jnp.zeros(2, dtype),
         starting.nothing(sampler.features, dtype),
         w,
+        jnp.zeros(sampler.features, dtype),
     )

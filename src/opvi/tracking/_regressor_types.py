@@ -58,6 +58,7 @@ class RegressorState(NamedTuple):
     surprised: Array | float = 0.0  # [2]: shares of the last few rows that were far above and far below
     held: Array | float = 0.0  # [ROOM, F + 3]: the first rows, and their weights
     begin: Array | float = 0.0  # [n, d]: the particles before any row
+    odd: Array | float = 0.0  # [F]: shares of the last few rows whose value is too far off to be one
 
 
 @dataclass(frozen=True)

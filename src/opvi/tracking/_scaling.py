@@ -7,6 +7,8 @@ import jax.numpy as jnp
 from opvi.types import Array, Scalar
 
 LARGEST_INPUT = 10.0  # standard deviations; one wild value must not steer a network
+FAR = 50.0  # standard deviations; a value farther off stands for "none" (-999), and counts as missing
+MISREAD = 0.5  # where more than this share of the last few rows is that far off, the column has moved
 LARGEST_JUMP = 100.0  # standard deviations; one wild value must not blind the scale to all the others
 SMALLEST_SHARE = 1e-6  # a deviation below this share of the value's size is rounding, not a signal
 LONGEST_MEMORY = 1e6  # rows; counts in float32 stop growing by small steps some way above it
@@ -71,3 +73,13 @@ def standardise(scale: Scale, x: Array) -> Array:
     """Inputs `[B, F]` as the model sees them; a column that was constant so far is all 0."""
     z = (x - scale.mean[None]) / divisor(scale)[None]
     return jnp.where(scale.sd[None] > 0, jnp.clip(z, -LARGEST_INPUT, LARGEST_INPUT), 0)
+
+
+def readable(scale: Scale, x: Array) -> Array:
+    """Inputs `[B, F]` as `standardise` gives them, with 0 for what is missing."""
+    return jnp.where(far(scale, x), 0, standardise(scale, x))
+
+
+def far(scale: Scale, x: Array) -> Array:
+    """Whether values `[B, F]` are too far off to be values; of a column that was constant so far, none is."""
+    return (scale.sd[None] > 0) & (jnp.abs(x - scale.mean[None]) > FAR * scale.sd[None])

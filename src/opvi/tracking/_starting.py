@@ -58,7 +58,12 @@ def instead(
     waits: Array, first: First, moments: Moments, rows: tuple[Array, Array]
 ) -> tuple[Moments, tuple[Array, Array]]:
     """Return what the moments are made of: those before and a chunk, or nothing and the first rows, if they wait."""
-    x, weight = (jnp.pad(a, [(0, ROOM - len(a)), *[(0, 0)] * (a.ndim - 1)]) for a in rows)
-    mine = jnp.concatenate([first.held[:, :-3], first.y[:, None]], 1), first.held[:, -2]
+    weight = first.held[:, -2]
+    values = first.held[:, :-3]
+    centre = jax.vmap(guard.median, (1, None))(values, weight)[None]
+    apart = guard.NORMAL * jax.vmap(guard.median, (1, None))(jnp.abs(values - centre), weight)[None]
+    values = jnp.where((apart > 0) & (jnp.abs(values - centre) > scaling.FAR * apart), centre, values)
+    x, chunk_weight = (jnp.pad(a, [(0, ROOM - len(a)), *[(0, 0)] * (a.ndim - 1)]) for a in rows)
+    mine = jnp.concatenate([values, first.y[:, None]], 1), weight
     begin = scaling.start(x.shape[1], x.dtype)
-    return jax.tree.map(lambda a, b: jnp.where(waits, a, b), (begin, mine), (moments, (x, weight)))
+    return jax.tree.map(lambda a, b: jnp.where(waits, a, b), (begin, mine), (moments, (x, chunk_weight)))

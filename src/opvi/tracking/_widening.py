@@ -65,6 +65,7 @@ def widened_regressor(old: RegressorState, fresh: RegressorState, hidden: tuple[
         gates=gates,
         memory=None if fresh.memory is None or old.memory is None else _memory(old.memory, fresh.memory),
         held=_put(fresh.held, np.s_[:, np.r_[0:columns, wide : wide + 3]], old.held),
+        odd=_put(fresh.odd, np.s_[:columns], old.odd),
         begin=_put(fresh.begin, np.s_[:, places], old.begin),
     )
 
