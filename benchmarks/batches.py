@@ -44,9 +44,13 @@ def summary(found: list[dict[str, float]]) -> dict[str, dict[str, float]]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", type=Path, default=Path("docs/results"))
+    parser.add_argument("--only", action="append", choices=TABLES, help="measure this table anew, and keep the others")
     args = parser.parse_args()
+    file = args.out / "batches.json"
     results: dict[str, dict[str, dict[str, dict[str, float]]]] = {}
-    for name in TABLES:
+    if args.only:  # the others stay as they are
+        results = json.loads(file.read_text())["tables"]
+    for name in args.only or TABLES:
         results[name] = {str(size): summary([errors(name, split, size) for split in SPLITS]) for size in SIZES}
         usual = results[name][str(USUAL)]
         for size, row in results[name].items():
@@ -56,7 +60,7 @@ def main() -> None:
     command = "python -m benchmarks.batches"
     args.out.mkdir(parents=True, exist_ok=True)
     told = {"command": command, "machine": machine(command), "splits": list(SPLITS), "tables": results}
-    (args.out / "batches.json").write_text(json.dumps(told, indent=1) + "\n")
+    file.write_text(json.dumps(told, indent=1) + "\n")
 
 
 if __name__ == "__main__":

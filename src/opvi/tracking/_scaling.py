@@ -7,7 +7,7 @@ import jax.numpy as jnp
 from opvi.types import Array, Scalar
 
 LARGEST_INPUT = 10.0  # standard deviations; one wild value must not steer a network
-FAR = 50.0  # standard deviations; a value farther off stands for "none" (-999), and counts as missing
+FAR = 100.0  # standard deviations; a value farther off stands for "none" (-999), and counts as missing
 MISREAD = 0.5  # where more than this share of the last few rows is that far off, the column has moved
 LARGEST_JUMP = 100.0  # standard deviations; one wild value must not blind the scale to all the others
 SMALLEST_SHARE = 1e-6  # a deviation below this share of the value's size is rounding, not a signal

@@ -16,6 +16,7 @@ from opvi.tracking._scaling import Moments
 from opvi.types import Array
 
 ENOUGH = 20  # rows whose units are good enough to go on with
+GAP = 10.0  # times as far from the middle as all values that are not odd: no value
 ROOM = ENOUGH - 1 + CHUNK
 
 
@@ -62,7 +63,11 @@ def instead(
     values = first.held[:, :-3]
     centre = jax.vmap(guard.median, (1, None))(values, weight)[None]
     apart = guard.NORMAL * jax.vmap(guard.median, (1, None))(jnp.abs(values - centre), weight)[None]
-    values = jnp.where((apart > 0) & (jnp.abs(values - centre) > scaling.FAR * apart), centre, values)
+    away = jnp.abs(values - centre)
+    odd = (apart > 0) & (away > scaling.FAR * apart)
+    # A long tail leads up to its farthest values; what stands for "none" lies apart from all others.
+    tail = jnp.where(odd | (weight == 0)[:, None], 0, away).max(0, keepdims=True)
+    values = jnp.where(odd & (away > GAP * tail), centre, values)
     x, chunk_weight = (jnp.pad(a, [(0, ROOM - len(a)), *[(0, 0)] * (a.ndim - 1)]) for a in rows)
     mine = jnp.concatenate([values, first.y[:, None]], 1), weight
     begin = scaling.start(x.shape[1], x.dtype)
