@@ -127,7 +127,9 @@ def test_a_pickled_model_goes_on_bit_for_bit():
 
 
 def test_the_first_predictions():
-    assert Regressor().predict_one({"a": 1}) == 0.0
+    assert Regressor().predict_one({"a": 1}) is None
+    assert Regressor().predict_one({"a": 1}, with_dist=True) is None
+    assert np.isnan(Regressor().predict_many(pd.DataFrame({"a": [1]}))).all()
     assert Classifier().predict_proba_one({"a": 1}) == {}
     assert Classifier().predict_one({"a": 1}) is None
     model = linear("regressor")

@@ -104,14 +104,16 @@ class Regressor(OnlineModel, base.MiniBatchRegressor):
             )
         self._wait(x, value, w)
 
-    def _guess(self) -> float:
-        """Before anything is learnt: the mean of the targets that wait, if any."""
-        return math.fsum(y for _, y, _ in self._waiting) / max(1, len(self._waiting))
+    def _guess(self) -> float | None:
+        """Before anything is learnt: the mean of the targets that wait; None if there are none."""
+        return math.fsum(y for _, y, _ in self._waiting) / len(self._waiting) if self._waiting else None
 
     def predict_one(self, x: Row, with_dist: bool = False) -> Any:
-        """The predictive mean, or the whole predictive distribution."""
+        """The predictive mean, or the whole predictive distribution; None before the first row."""
         if self._state is None:
             guess = self._guess()
+            if guess is None:
+                return None
             spread = np.var([y for _, y, _ in self._waiting]) if len(self._waiting) > 1 else 1.0
             return PredictiveDistribution([guess], [spread or 1.0], [4.0]) if with_dist else guess
         if not with_dist:
@@ -122,8 +124,9 @@ class Regressor(OnlineModel, base.MiniBatchRegressor):
         )
 
     def predict_many(self, X: Frame) -> Series:
-        """The predictive means of the rows of a data frame."""
+        """The predictive means of the rows of a data frame; NaN before the first row."""
         rows = rows_of(X)
         if self._state is None or not rows:
-            return series_like(X, np.full(len(rows), self._guess()))
+            guess = self._guess()
+            return series_like(X, np.full(len(rows), np.nan if guess is None else guess))
         return series_like(X, self._asked(Predictive.mean, rows).astype(float) + self._target_origin)
