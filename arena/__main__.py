@@ -77,9 +77,10 @@ def play(options: argparse.Namespace) -> list[str]:
     """Play what is missing, a new process for each stream and method; return what went wrong."""
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
-    from arena.cells import run
+    from arena.cells import run, sources
 
-    todo, wrong = missing_cells(options, options.fresh), []
+    short, wrong = sources(), []  # the shortest streams first, so that the page soon has some
+    todo = sorted(missing_cells(options, options.fresh), key=lambda cell: short[cell[0]].rows)
     rows = SMOKE_ROWS if options.smoke else None
     columns = TextColumn("{task.description:50}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn()
     context = multiprocessing.get_context("spawn")
