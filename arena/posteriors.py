@@ -1,7 +1,7 @@
 """Streams whose posterior is known exactly after every row: in closed form, on a grid, or by long reference runs."""
 
 from collections.abc import Callable
-from functools import partial
+from functools import cache, partial
 from typing import Any, NamedTuple
 
 import jax
@@ -56,6 +56,20 @@ def _start(d: int, key: jax.Array) -> jax.Array:
     return jnp.sqrt(PRIOR) * jax.random.normal(key, (d,))
 
 
+@cache
+def _weights(d: int, row: Callable[..., jax.Array]) -> opvi.Target:
+    """Return a model of d weights; the same one for all seeds, so that programs are kept."""
+    return opvi.target(_normal_prior, row, partial(_start, d))
+
+
+@cache
+def _loaded(name: str) -> Any:
+    from paper.data import posteriordb
+    from paper.posteriors import posterior
+
+    return posterior(posteriordb(name))
+
+
 def linear(seed: int, rows: int) -> Problem:
     """Conjugate linear regression with five weights."""
     rng = np.random.default_rng(5000 + seed)
@@ -70,8 +84,7 @@ def linear(seed: int, rows: int) -> Problem:
         levels = (np.arange(EXACT) + 0.5) / EXACT
         return norm.ppf(levels)[:, None] * np.sqrt(np.diag(C)) + C @ x.T @ target / NOISE
 
-    target = opvi.target(_normal_prior, normal_row, partial(_start, 5))
-    return Problem(target, data, 20, _looks(rows, 20), exact, _same, "normal")
+    return Problem(_weights(5, normal_row), data, 20, _looks(rows, 20), exact, _same, "normal")
 
 
 def logistic(seed: int, rows: int) -> Problem:
@@ -91,8 +104,7 @@ def logistic(seed: int, rows: int) -> Problem:
         marginals = [mass.sum(1), mass.sum(0)]
         return np.stack([np.interp(levels, (np.cumsum(m) - m / 2) / m.sum(), axis) for m in marginals], 1)
 
-    target = opvi.target(_normal_prior, logistic_row, partial(_start, 2))
-    return Problem(target, data, 20, _looks(rows, 20), exact, _same, "logistic")
+    return Problem(_weights(2, logistic_row), data, 20, _looks(rows, 20), exact, _same, "logistic")
 
 
 def mixture(seed: int, rows: int) -> Problem:
@@ -112,10 +124,7 @@ def mixture(seed: int, rows: int) -> Problem:
 
 def reference(name: str, seed: int, rows: int) -> Problem:
     """A posterior of posteriordb, at the end of its rows; the seed is the method's."""
-    from paper.data import posteriordb
-    from paper.posteriors import posterior
-
-    model = posterior(posteriordb(name))
+    model = _loaded(name)
     data = jax.tree.map(lambda a: a.astype(np.float32) if a.dtype.kind == "f" else a, model.rows)
     count = len(jax.tree.leaves(data)[0])
     draws = model.reference.draws
