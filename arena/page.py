@@ -10,7 +10,7 @@ from arena import scores
 from arena.methods import METHODS
 from arena.report import OURS, behind, shown
 
-WIDTH, HEIGHT, LEFT, BOTTOM, TOP = 640, 240, 52, 30, 10
+WIDTH, HEIGHT, LEFT, BOTTOM, TOP = 640, 240, 70, 30, 10
 COLUMNS = {
     "error": "error",
     "log score": "log score",
@@ -87,7 +87,9 @@ def _stream(name: str, played: dict[str, Any]) -> dict[str, Any]:
                 {
                     "value": found[c]["mean"] if c in found else None,
                     "text": shown(found[c]["mean"]) if c in found else "–",
-                    "sd": shown(found[c]["sd"]) if "sd" in found.get(c, {}) and c not in scores.COSTS else "",
+                    "sd": shown(found[c]["sd"])
+                    if found.get(c, {}).get("sd", 0) > 1e-9 and c not in scores.COSTS
+                    else "",
                     "best": c in found and found[c]["mean"] == best[c],
                 }
                 for c in columns
