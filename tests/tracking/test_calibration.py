@@ -161,3 +161,15 @@ def test_a_running_error_is_that_of_the_rows_however_they_come():
     np.testing.assert_allclose([at_once, one], squared.mean(), rtol=1e-3)
     later = calibration.running(one, jnp.ones(()), rounds, jnp.asarray(1.0), 25.0)
     np.testing.assert_allclose(later, one + (1 - one) / 1.5, rtol=1e-3)
+
+
+@pytest.mark.parametrize("rows", [1, 20])
+def test_still_rows_hardly_ever_sound_an_alarm(rows):
+    """At most one in 100,000 rows, three times over, whether they come one by one or in batches."""
+    losses = jnp.asarray(np.random.default_rng(3).normal(size=(300_000 // rows, rows)) ** 2 / 2, jnp.float32).mean(1)
+    threshold = drift.threshold_of(jnp.ones(rows))
+
+    def one(detector, loss):
+        return drift.update(detector, loss, threshold)
+
+    assert int(jax.jit(lambda a: jax.lax.scan(one, drift.start(jnp.float32), a)[1].sum())(losses)) <= 3

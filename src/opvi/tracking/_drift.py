@@ -11,6 +11,8 @@ from opvi.types import Array, Batch, Key, Sampler, Scalar, State
 
 ALLOWANCE = 0.5  # standard deviations; smaller rises of the loss are not worth an alarm
 THRESHOLD = 12.0  # of the cumulated excess; quiet losses get there once in some 100,000 batches
+SINGLE_THRESHOLD = 16.0  # of batches of one to four rows: their losses are skewed, and they are many
+FEW = 5  # rows
 LARGEST_EXCESS = 4.0  # standard deviations; one bad batch alone must not be an alarm
 WARM_UP = 30  # batches after a start or an alarm
 MEMORY = 200.0  # batches behind the mean and deviation that the loss is held against
@@ -32,7 +34,12 @@ def start(dtype: jnp.dtype) -> Detector:
     return Detector(zero, zero, zero, none, none)
 
 
-def update(detector: Detector, loss: Scalar) -> tuple[Detector, Array]:
+def threshold_of(weight: Array) -> Array:
+    """Return the threshold for a batch with these weights."""
+    return jnp.where(weight.sum() < FEW, SINGLE_THRESHOLD, THRESHOLD)
+
+
+def update(detector: Detector, loss: Scalar, threshold: Scalar | float = THRESHOLD) -> tuple[Detector, Array]:
     r"""The detector after a batch, and whether it sounds the alarm.
 
     $$e_t = \max(0,\; e_{t-1} + \min(z_t, 4) - \tfrac12), \qquad z_t = (\ell_t - \bar\ell)/\mathrm{sd}(\ell),
@@ -41,13 +48,14 @@ def update(detector: Detector, loss: Scalar) -> tuple[Detector, Array]:
     Args:
         detector: its state.
         loss: mean loss of the batch, e.g. minus its log predictive density; not finite: ignored.
+        threshold: of $e_t$, for an alarm.
     """
     batches = detector.batches + 1
     warm = batches > WARM_UP
     z = (loss - detector.mean) / jnp.sqrt(jnp.maximum(detector.variance, 1e-30))
     z = jnp.clip(z, -LARGEST_EXCESS, LARGEST_EXCESS)
     excess = jnp.where(warm, jnp.maximum(detector.excess + z - ALLOWANCE, 0), 0)
-    alarm = excess > THRESHOLD
+    alarm = excess > threshold
     # What is far out moves the mean no further than the clipped value would: a change must not hide itself.
     sd = jnp.sqrt(detector.variance)
     seen = jnp.where(warm, detector.mean + z * sd, loss)
@@ -77,7 +85,7 @@ class Watched(Wrapper):
         inner, info = self.sampler.step(key, state.inner, batch)
         # The first batch was predicted from nothing: its loss says nothing about later ones.
         loss = jnp.where(state.rows > 0, -info.log_predictive, jnp.nan)
-        detector, changed = update(state.own, loss)
+        detector, changed = update(state.own, loss, threshold_of(batch.weight))
         told = wrapped_info(info)
         changed = changed if told.changed is None else changed | told.changed
         return Wrapped(inner, detector, inner.round, inner.rows), told._replace(changed=changed)
