@@ -22,7 +22,7 @@ from numpyro.infer import MCMC, NUTS
 import opvi
 from benchmarks.stamp import stamp
 
-COMMAND = "python -m benchmarks.numpyro_models --out docs/results"
+COMMAND = "python -m benchmarks.numpyro_models --batches 100 20 5 1 --seeds 5 --out docs/results"
 SOURCES = "src/opvi/filters", "src/opvi/adapters/numpyro.py", "benchmarks/numpyro_models.py"
 CHAINS, WARM_UP, SAMPLES = 4, 500, 1500
 DRAWS = 4000
@@ -265,6 +265,36 @@ def trial(name: str, batch: int, seed: int, exact: dict[str, np.ndarray]) -> dic
     return {**errors(ours, exact), "particles flagged": flagged, "seconds": seconds}
 
 
+HEADER = ["model", "runs", "worst mean, sds off", "sds, ratio to NUTS", "near", "others", "of these flagged"]
+
+
+def table(done: dict[str, dict]) -> dict[str, list]:
+    """Return a table of all runs: how far the worst one was, how many were near, and how many of the others it said."""
+    rows = []
+    for name, by_batch in sorted(done.items()):
+        runs = [trial for trials in by_batch.values() for trial in trials.values()]
+        far = [trial for trial in runs if not near(trial)]
+        worst, least, most = (
+            choose(trial[key] for trial in runs)
+            for choose, key in ((max, "worst mean, sd"), (min, "smallest sd"), (max, "largest sd"))
+        )
+        flagged = sum(trial["particles flagged"] for trial in far)
+        counts = len(runs) - len(far), len(far), flagged
+        rows.append([name, str(len(runs)), f"{worst:.2f}", f"{least:.2f}–{most:.2f}", *map(str, counts)])
+    return {"header": HEADER, "rows": rows}
+
+
+def near(trial: dict) -> bool:
+    """Whether every mean is within a tenth of an sd, and every sd within 8 %."""
+    return trial["worst mean, sd"] <= 0.1 and trial["smallest sd"] >= 0.92 and trial["largest sd"] <= 1.08
+
+
+def write(file: Path, done: dict[str, dict]) -> None:
+    """Write what has been measured so far."""
+    made = {"command": COMMAND, "sources": stamp(*SOURCES), "table": table(done), "results": done}
+    file.write_text(json.dumps(made, indent=1) + "\n")
+
+
 def main() -> None:
     """Measure, and write `numpyro.json`."""
     parser = argparse.ArgumentParser(description=__doc__)
@@ -288,9 +318,7 @@ def main() -> None:
                 exact = nuts(model, rows, sites) if exact is None else exact
                 trials[str(seed)] = trial(name, batch, seed, exact)
                 print(name, batch, seed, trials[str(seed)], flush=True)
-                file.write_text(
-                    json.dumps({"command": COMMAND, "sources": stamp(*SOURCES), "results": done}, indent=1) + "\n"
-                )
+                write(file, done)
 
 
 if __name__ == "__main__":
