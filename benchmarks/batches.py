@@ -49,7 +49,7 @@ def main() -> None:
     file = args.out / "batches.json"
     results: dict[str, dict[str, dict[str, dict[str, float]]]] = {}
     if args.only:  # the others stay as they are
-        results = json.loads(file.read_text())["tables"]
+        results = json.loads(file.read_text())["data"]
     for name in args.only or TABLES:
         results[name] = {str(size): summary([errors(name, split, size) for split in SPLITS]) for size in SIZES}
         usual = results[name][str(USUAL)]
@@ -59,7 +59,7 @@ def main() -> None:
             print(f"{name:14} {size:>4} rmse {rmse:.4f} ({more[0]:+.1%}) log density {density:.3f} ({more[1]:+.3f})")
     command = "python -m benchmarks.batches"
     args.out.mkdir(parents=True, exist_ok=True)
-    told = {"command": command, "machine": machine(command), "splits": list(SPLITS), "tables": results}
+    told = {"command": command, "machine": machine(command), "splits": list(SPLITS), "data": results}
     file.write_text(json.dumps(told, indent=1) + "\n")
 
 
