@@ -211,9 +211,30 @@ MUTANTS = [
     Mutant(
         "columns fade that help",
         "src/opvi/tracking/_gates.py",
-        "jnp.exp(RATE * share * jnp.clip(slope, -1, 1))",
-        "jnp.exp(-RATE * share * jnp.clip(slope, -1, 1))",
+        "jnp.exp(RATE * share * jnp.clip(push, -1, 1))",
+        "jnp.exp(-RATE * share * jnp.clip(push, -1, 1))",
         "tests/tracking/test_gates.py",
+    ),
+    Mutant(
+        "columns fade while errors go with them",
+        "src/opvi/tracking/_gates.py",
+        "jnp.where(clear, 1, ",
+        "jnp.where(clear & False, 1, ",
+        "tests/tracking/test_gates.py",
+    ),
+    Mutant(
+        "weights of a column that runs on grow with it",
+        "src/opvi/tracking/_layers.py",
+        "grown = jnp.minimum(ratio, ",
+        "grown = jnp.maximum(ratio, ",
+        "tests/tracking/test_scaling.py",
+    ),
+    Mutant(
+        "texts behind hashed columns are lost with a checkpoint",
+        "src/opvi/app/learn/_learner.py",
+        'tree.get("columns", self.columns), tree.get("words", {})',
+        'tree.get("columns", self.columns), {}',
+        "tests/app/test_words.py",
     ),
     Mutant(
         "half a program stays on disk",

@@ -11,8 +11,8 @@ from tests.app.awkward import write
 
 FOLDER = Path(write.__file__).parent
 FEATURES = [
-    *("day: days", "day: hour sin", "day: hour cos", "day: weekday sin", "day: weekday cos", "day: year sin"),
-    *("day: year cos", "amount", "share", "count", "shop=Nord", "shop=Süd", "shop=West"),
+    *("day: hour sin", "day: hour cos", "day: weekday sin", "day: weekday cos", "day: year sin", "day: year cos"),
+    *("amount", "share", "count", "shop=Nord", "shop=Süd", "shop=West"),
 ]
 ALIKE = [name for name in write.tables() if name not in write.others()]
 
@@ -163,24 +163,45 @@ def test_what_the_user_says_is_not_guessed(tmp_path: Path) -> None:
     np.testing.assert_allclose(column("when: weekday sin", dates="%Y%m%d")[:3], first, atol=1e-6)
 
 
-def test_trend_and_season_count_once_a_year_has_passed(tmp_path: Path) -> None:
+@pytest.mark.parametrize("in_order", [True, False])
+def test_season_counts_once_a_year_has_passed_and_trend_where_rows_are_in_no_order(tmp_path: Path, in_order) -> None:
     path = tmp_path / "a.csv"
-    days = [date(2021, 3, 1) + timedelta(days=i) for i in range(900)]
+    places = np.arange(900) if in_order else np.random.default_rng(0).permutation(900)
+    days = [date(2021, 3, 1) + timedelta(days=i) for i in places.tolist()]
     path.write_text("day,y\n" + "".join(f"{day},{i % 50}\n" for i, day in enumerate(days)))
     with open_source(path) as source:
         (block,) = source.blocks()
     schema = infer_schema([block], "y")
     table = dict(zip(schema.features, schema.encode(block).x.T, strict=True))
     year = 365.2425
-    late = np.arange(900) >= year
-    np.testing.assert_allclose(table["day: days"], np.where(late, np.arange(900) - year, 0), rtol=1e-5)
+    late = places >= year
+    assert ("day: days" in table) == (not in_order)  # forgetting follows a trend by itself
+    if not in_order:
+        np.testing.assert_allclose(table["day: days"], np.where(late, places - year, 0), rtol=1e-5)
     turns = np.array([2 * np.pi * (day - date(2000, 1, 1)).days / year for day in days])
     np.testing.assert_allclose(table["day: year sin"], np.where(late, np.sin(turns), 0), atol=1e-5)
     np.testing.assert_allclose(table["day: year cos"], np.where(late, np.cos(turns), 0), atol=1e-5)
     assert np.ptp(table["day: weekday sin"][:7]) > 1
-    old = Schema.from_json(schema.to_json() | {"columns": [{**schema.to_json()["columns"][0], "late": False}]})
-    before = dict(zip(old.features, old.encode(block).x.T, strict=True))  # as a run of before goes on
-    np.testing.assert_allclose(before["day: days"], np.arange(900), rtol=1e-6)
+    column = {name: value for name, value in schema.to_json()["columns"][0].items() if name != "trend"}
+    old = {**schema.to_json(), "columns": [{**column, "late": False}], "features": ["day: days", *schema.features[-4:]]}
+    before = Schema.from_json({**old, "origin": ["day"] * 5}).encode(block).x  # as a run of before goes on
+    np.testing.assert_allclose(before[:, 0], places, rtol=1e-6)
+
+
+def test_numbers_that_rise_from_row_to_row_are_left_out(tmp_path: Path) -> None:
+    rng = np.random.default_rng(0)
+    table = {
+        "order": 1000 + np.cumsum(rng.integers(1, 5, 300)),
+        "counter": np.cumsum(rng.random(300)).round(3),
+        "sorted": np.sort(rng.integers(0, 50, 300)),
+    }
+    path = tmp_path / "a.csv"
+    lines = [f"{a},{b},{c},{y}" for a, b, c, y in zip(*table.values(), rng.random(300), strict=True)]
+    path.write_text("\n".join([",".join([*table, "y"]), *lines]))
+    with open_source(path) as source:
+        blocks = list(source.blocks())
+    assert infer_schema(blocks, "y").features == ["counter", "sorted"]
+    assert infer_schema(blocks, "y", rows=150).features == ["order", "counter", "sorted"]  # too few to tell
 
 
 def test_a_schema_is_written_and_read_with_its_spellings() -> None:

@@ -15,8 +15,8 @@ FILE = Path(__file__).parent / "golden" / "format-2.opvi"
 SAMPLERS = {
     "langevin": opvi.langevin(opvi.linear_regression(3), step=0.1, temperature=0.5),
     "svgd with adam": opvi.svgd(opvi.linear_regression(3), step=optax.adam(0.1)),
-    # As they were made then: today's remember rows by default.
-    "regressor": opvi.remembering(opvi.regressor(2, hidden=(3,), particles=2, memory_rows=0), 5),
+    # As they were made then: today's remember rows by default, and columns fade.
+    "regressor": opvi.remembering(opvi.regressor(2, hidden=(3,), particles=2, memory_rows=0, fading_above=12), 5),
     "classifier": opvi.classifier(2, 3, hidden=(3,), particles=4, memory_rows=0),
 }
 PARTICLES = {"langevin": 4, "svgd with adam": 5}
@@ -157,4 +157,13 @@ if __name__ == "__main__":
 
 def test_a_regressor_that_remembers_rows_says_why_it_cannot_load_one_that_does_not():
     with pytest.raises(opvi.running.CheckpointError, match=r"memory` is missing.*without one: see `memory_rows`"):
-        opvi.load(FILE, {"regressor": opvi.remembering(opvi.regressor(2, hidden=(3,), particles=2), 5)})
+        opvi.load(FILE, {"regressor": opvi.remembering(opvi.regressor(2, hidden=(3,), particles=2, fading_above=2), 5)})
+    with pytest.raises(opvi.running.CheckpointError, match=r"gates` is missing.*without them: see `fading_above`"):
+        opvi.load(
+            FILE,
+            {
+                "regressor": opvi.remembering(
+                    opvi.regressor(2, hidden=(3,), particles=2, memory_rows=0, fading_above=1), 5
+                )
+            },
+        )

@@ -16,7 +16,9 @@ def after(state, rounds, noisy, rng):
     for _ in range(rounds):
         part = rng.normal(size=(20, 2)).astype(np.float32) * [1.0, 0.5]
         error = 0.3 * rng.normal(size=20) + (-part[:, 1] if noisy else part[:, 1])
-        state = UPDATE(state, jnp.asarray(part, jnp.float32), jnp.asarray(error, jnp.float32), jnp.ones(20))
+        alone = rng.normal(size=(20, 2)).astype(np.float32)  # inputs that errors do not go with
+        part, error = jnp.asarray(part, jnp.float32), jnp.asarray(error, jnp.float32)
+        state = UPDATE(state, alone, part, error, jnp.ones(20))
     return state
 
 
@@ -29,14 +31,30 @@ def test_a_column_of_noise_fades_and_comes_back_when_it_helps():
     assert back.factor[1] > 0.9
 
 
+@pytest.mark.parametrize("bent", [False, True])
+def test_a_column_that_errors_go_with_does_not_fade(bent):
+    """A network has not learnt yet what the column says, and adds nothing but noise because of it."""
+    rng = np.random.default_rng(3)
+    state = gates.start(2, jnp.float32)
+    for _ in range(150):
+        z, noise = rng.normal(size=(2, 20, 2)).astype(np.float32)
+        said = 0.5 * noise * np.asarray(state.factor)
+        wanted = z[:, 0] ** 2 - 1 if bent else z[:, 0]
+        error = 0.6 * wanted + rng.normal(size=20) - said.sum(1)
+        state = UPDATE(state, z * state.factor[None], jnp.asarray(said), jnp.asarray(error, jnp.float32), jnp.ones(20))
+    assert state.factor[0] > 0.9
+    assert state.factor[1] < 0.3
+
+
 def test_rows_count_by_their_weights_and_bad_ones_change_nothing():
     rng = np.random.default_rng(1)
     state = after(gates.start(2, jnp.float32), 5, True, rng)
     part, error = jnp.asarray(rng.normal(size=(4, 2)), jnp.float32), jnp.asarray(rng.normal(size=4), jnp.float32)
-    twice = UPDATE(state, jnp.concatenate([part, part]), jnp.concatenate([error, error]), jnp.ones(8))
-    heavy = UPDATE(state, part, error, jnp.full(4, 2.0))
+    doubled = jnp.concatenate([part, part])
+    twice = UPDATE(state, doubled, doubled, jnp.concatenate([error, error]), jnp.ones(8))
+    heavy = UPDATE(state, part, part, error, jnp.full(4, 2.0))
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-5), twice, heavy)
-    same = UPDATE(state, part.at[0, 0].set(jnp.nan), error, jnp.ones(4))
+    same = UPDATE(state, part, part.at[0, 0].set(jnp.nan), error, jnp.ones(4))
     jax.tree.map(np.testing.assert_array_equal, same, state)
 
 
@@ -64,7 +82,8 @@ def test_noise_columns_cost_the_regressor_little():
 def test_sizes_follow_the_number_of_columns(columns, most):
     made = opvi.regressor(columns)
     assert made.particles * made.blocks.numbers * 4 <= most
-    assert ("fade" in made.about) == (columns > 12)
+    assert ("fade" in made.about) == (columns > 10)
+    assert "fade" not in opvi.regressor(columns, fading_above=columns).about
     linear = opvi.regressor(columns, hidden=())
     assert linear.particles == 20
     assert not linear.gated

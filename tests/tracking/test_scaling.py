@@ -133,3 +133,52 @@ def test_a_column_that_was_constant_leaves_the_weights_alone():
     old = scaling.Scale(jnp.array([1.0, 7.0, 0.0]), jnp.array([1.0, 0.0, 1.0]))
     new = scaling.Scale(jnp.array([1.0, 7.5, 0.0]), jnp.array([1.0, 3.0, 1.0]))
     np.testing.assert_allclose(layers.re_express(network, layers.between(old, new), w), w, rtol=1e-6)
+
+
+def test_a_column_that_begins_to_move_is_not_wild() -> None:
+    """A season that counts late, or a level that comes late: not ten deviations, as all before would say."""
+    rng = np.random.default_rng(0)
+    x = np.zeros((1040, 2), np.float32)
+    x[1000:, 0] = 0.84 + 0.01 * rng.normal(size=40)
+    x[1003, 1] = 1.0
+    moments = seen(x[:1020], [20] * 51)
+    z = scaling.standardise(scaling.scale_of(moments), jnp.asarray(x[1000:1020]))
+    assert 0.5 < float(z[:, 0].mean()) < 2
+    assert 2 < float(z[3, 1]) < 6
+    still = seen(x[:1000], [20] * 50)
+    np.testing.assert_array_equal(scaling.scale_of(still).sd, 0)
+
+
+@pytest.mark.parametrize("doubt", [0.0, 0.3, 1.0, 4.0])
+def test_weights_of_a_column_that_runs_on_stay_within_their_prior(doubt) -> None:
+    """What was learnt keeps its slope; what was not stays as large as it was, and the same where the column is now."""
+    network = MLP((1, 4, 1), bias_spread=0.5)
+    w = network.join(network.init(jax.random.key(0)))
+    old = scaling.Scale(jnp.array([5.0, 0.0]), jnp.array([2.0, 1.0]))
+    new = scaling.Scale(jnp.array([50.0, 0.0]), jnp.array([20.0, 1.0]))
+    now = jnp.array([90.0])
+    units = layers.between(old, new, jnp.array([doubt]), now)
+    moved = layers.re_express(network, units, w)
+    grown = np.asarray(moved[:4] / w[:4])
+    np.testing.assert_allclose(grown, min(10.0, max(1.0, doubt**-0.5 if doubt else 10.0)), rtol=1e-5)
+
+    def said(scale, w, x):
+        z = scaling.standardise(scale, jnp.array([[x]]))
+        return MLP(network.sizes, jnp.tanh).apply(network.split(w), z)[0, 0]
+
+    unclipped = scaling.Scale(old.mean[:-1], old.sd[:-1]), scaling.Scale(new.mean[:-1], new.sd[:-1])
+    at = 5.0 + 2.0 * 9  # within reach of both scales
+    near = layers.between(old, new, jnp.array([doubt]), jnp.array([at]))
+    np.testing.assert_allclose(
+        said(unclipped[1], layers.re_express(network, near, w), at), said(unclipped[0], w, at), rtol=1e-4, atol=1e-5
+    )
+
+
+def test_weights_of_a_column_that_begins_become_zero_and_no_others() -> None:
+    network = MLP((2, 3, 1), bias_spread=0.5)
+    w = network.join(network.init(jax.random.key(0)))
+    scale = scaling.Scale(jnp.zeros(3), jnp.ones(3))
+    moved = layers.re_express(network, layers.between(scale, scale), w, jnp.array([False, True]))
+    np.testing.assert_array_equal(moved[3:6], 0)
+    np.testing.assert_array_equal(moved[:3], w[:3])
+    np.testing.assert_array_equal(moved[6:], w[6:])

@@ -29,6 +29,8 @@ import numpy as np
 from opvi.types import Tree
 
 MAGIC, VERSION = b"opvi checkpoint\n", 2
+# What samplers did not have before, and the setting that says whether they do.
+NEWER = {"memory": "one: see `memory_rows`", "gates": "them: see `fading_above`"}
 HEADER = struct.Struct("<16sI32sQ")  # the magic, the version, SHA-256 of what follows, length of the description
 LARGEST_DESCRIPTION = 1 << 28  # bytes
 WHOLE = {f"{sign}int{bits}" for sign in ("", "u") for bits in (8, 16, 32, 64)}
@@ -300,10 +302,9 @@ def shaped(tree: Tree, like: Tree, path: str = "", exact: bool = False) -> Tree:
         if odd:
             side = "is missing" if odd[0] in entries else "is not expected"
             other = "It was saved by another sampler or version."
-            if odd[0] == "memory":  # of rows, which samplers had none of before
-                other = (
-                    f"It was saved by a sampler {'without' if odd[0] in entries else 'with'} one: see `memory_rows`."
-                )
+            if odd[0] in NEWER:
+                had = "without" if odd[0] in entries else "with"
+                other = f"It was saved by a sampler {had} {NEWER[odd[0]]}."
             raise CheckpointError(f"`{_below(path, odd[0])}` {side}. {other}")
         made = {name: shaped(tree[name], entries.get(name), _below(path, name), exact) for name in tree}
         return made if isinstance(like, dict) else type(like)(**made)

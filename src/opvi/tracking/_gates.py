@@ -2,7 +2,8 @@ r"""Columns that do not help fade: a factor for each input, learnt from predicti
 
 Let $g_j = z_j\, \partial f / \partial z_j$ be what column j adds to a prediction, and e the error of that prediction.
 $\sum e g_j$ is 0 for a column whose part is right, and $-\sum g_j^2$ for one that adds nothing but noise. The factor
-follows the regression of e on $g_j$, and so returns when the column begins to help.
+follows the regression of e on $g_j$, and so returns when the column begins to help. A column that errors still go with,
+or with its square, does not fade, and returns: networks need many rows to learn what it has to say.
 """
 
 from typing import NamedTuple
@@ -12,9 +13,12 @@ import jax.numpy as jnp
 from opvi.types import Array, Scalar
 
 MEMORY = 0.98  # of the sums, for 20 rows
-RATE = 0.03  # of the factors, for 20 rows: slow, so that an effect that is learnt late is not lost
+RATE = 0.2  # of the factors, for 20 rows
+TOLERANCE = 0.25  # of a column's part may be too much, as it is in any network that has seen few rows
 USUAL_ROWS = 20.0
+LARGEST = 2.5  # standard deviations of an input
 SMALLEST = 0.05  # from where a column can still return
+CLEAR = 4.5  # standard deviations: of a sum that chance does not explain, in any of many columns
 CAUTION = 1.0  # squared errors that a column's part must add up to before it is judged
 
 
@@ -26,12 +30,14 @@ class Gates(NamedTuple):
     square: Array  # [F]: of contributions
     error: Scalar  # squared errors
     seen: Scalar  # rows
+    linear: Array | float = 0.0  # [F]: of errors and inputs
+    bent: Array | float = 0.0  # [F]: of errors and squared inputs
 
 
 def start(columns: int, dtype: jnp.dtype) -> Gates:
     """Every column counts fully."""
     zero = jnp.zeros(columns, dtype)
-    return Gates(jnp.ones(columns, dtype), zero, zero, jnp.zeros((), dtype), jnp.zeros((), dtype))
+    return Gates(jnp.ones(columns, dtype), zero, zero, jnp.zeros((), dtype), jnp.zeros((), dtype), zero, zero)
 
 
 def through(gates: Gates | None, z: Array) -> Array:
@@ -39,8 +45,16 @@ def through(gates: Gates | None, z: Array) -> Array:
     return z if gates is None else z * gates.factor[None]
 
 
-def update(gates: Gates, contributions: Array, error: Array, weight: Array) -> Gates:
-    """The factors after a batch, from what each column added to its predictions `[B, F]` and the errors of these."""
+def update(gates: Gates, z: Array, contributions: Array, error: Array, weight: Array) -> Gates:
+    """Return the factors after a batch.
+
+    Args:
+        gates: before.
+        z: faded inputs `[B, F]`.
+        contributions: what each column added to the predictions `[B, F]`.
+        error: of the predictions.
+        weight: of the rows.
+    """
     rows = weight.sum()
     share = rows / USUAL_ROWS
     keep = MEMORY**share
@@ -48,7 +62,12 @@ def update(gates: Gates, contributions: Array, error: Array, weight: Array) -> G
     square = keep * gates.square + (contributions**2 * weight[:, None]).sum(0)
     squared, seen = keep * gates.error + (error**2 * weight).sum(), keep * gates.seen + rows
     slope = product / (square + CAUTION * squared / jnp.maximum(seen, 1))
-    factor = jnp.clip(gates.factor * jnp.exp(RATE * share * jnp.clip(slope, -1, 1)), SMALLEST, 1)
-    new = Gates(factor, product, square, squared, seen)
-    good = jnp.isfinite(factor.sum() + product.sum() + square.sum() + squared)
+    whole, known = jnp.clip(z / gates.factor[None], -LARGEST, LARGEST), (error * weight)[:, None]
+    linear = keep * gates.linear + (whole * known).sum(0)
+    bent = keep * gates.bent + ((whole**2 - 1) / jnp.sqrt(2.0) * known).sum(0)
+    clear = jnp.maximum(jnp.abs(linear), jnp.abs(bent)) > CLEAR * jnp.sqrt(squared)
+    push = jnp.where(clear, 1, jnp.maximum(slope, 0) + jnp.minimum(slope + TOLERANCE, 0))
+    factor = jnp.clip(gates.factor * jnp.exp(RATE * share * jnp.clip(push, -1, 1)), SMALLEST, 1)
+    new = Gates(factor, product, square, squared, seen, linear, bent)
+    good = jnp.isfinite(factor.sum() + product.sum() + square.sum() + squared + linear.sum() + bent.sum())
     return Gates(*(jnp.where(good, a, b) for a, b in zip(new, gates, strict=True)))

@@ -59,13 +59,31 @@ class Units(NamedTuple):
     output_shift: Scalar
 
 
-def between(old: Scale, new: Scale) -> Units:
-    """Return the change from one scale of (X, y) to another; columns without a deviation stay as they are."""
+def between(old: Scale, new: Scale, doubt: Array | None = None, now: Array | None = None) -> Units:
+    r"""Return the change from one scale of (X, y) to another; columns without a deviation stay as they are.
+
+    The network remains the same function: a weight grows with the deviation of its column. In a column that runs on
+    and on, such as a date, weights of which nothing has been learnt would grow without end. With `doubt` v, a weight
+    grows by at most $\max(1, v^{-1/2})$, so that it stays within its prior, and the network remains the same only
+    where the column is `now`.
+
+    Args:
+        old: the scale before.
+        new: and after.
+        doubt: `[F]`: variance of the first layer's weights, as a share of the prior's.
+        now: `[F]`: where the columns are, in their own units.
+    """
     known = (old.sd > 0) & (new.sd > 0)
     ratio = jnp.where(known, new.sd / divisor(old), 1)
     shift = jnp.where(old.sd > 0, (new.mean - old.mean) / divisor(old), 0)
     back = jnp.where(known[-1], old.sd[-1] / divisor(new)[-1], 1)
-    return Units(ratio[:-1], shift[:-1], back, (old.mean - new.mean)[-1] / divisor(new)[-1])
+    output_shift = (old.mean - new.mean)[-1] / divisor(new)[-1]
+    ratio, shift = ratio[:-1], shift[:-1]
+    if doubt is not None and now is not None:
+        grown = jnp.minimum(ratio, jnp.maximum(1, jax.lax.rsqrt(jnp.maximum(doubt, 1e-30))))
+        away = (now - new.mean[:-1]) / divisor(new)[:-1]
+        shift, ratio = shift + jnp.where(known[:-1], (ratio - grown) * away, 0), grown
+    return Units(ratio, shift, back, output_shift)
 
 
 def change(network: MLP, units: Units, w: Array) -> Array:
@@ -84,9 +102,20 @@ def _scale(network: MLP, units: Units, dtype: jnp.dtype) -> Array:
     return network.join(factors)
 
 
-def re_express(network: MLP, units: Units, w: Array) -> Array:
-    """Return the weights with which the network is the same function in the new units."""
-    return change(network, units, w).at[-1].add(units.output_shift)
+def re_express(network: MLP, units: Units, w: Array, begins: Array | None = None) -> Array:
+    """Return the weights with which the network is the same function in the new units.
+
+    Args:
+        network: the layers.
+        units: old and new.
+        w: the weights.
+        begins: `[F]`: columns that were constant and begin to move. Their weights are not learnt, and become 0.
+    """
+    w = change(network, units, w).at[-1].add(units.output_shift)
+    if begins is None:
+        return w
+    features, width = network.shapes[0]
+    return w.at[: features * width].multiply(jnp.repeat(1 - begins.astype(w.dtype), width))
 
 
 def covariances_in(network: MLP, blocks: Blocks, units: Units, matrices: Array) -> Array:

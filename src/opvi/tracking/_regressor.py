@@ -111,6 +111,7 @@ def regressor(
     budget: float | None = None,
     settings: Settings | None = None,
     memory_rows: int | None = None,
+    fading_above: int = 10,
 ) -> Regressor:
     r"""An online regressor for raw data: nothing to scale, nothing to tune.
 
@@ -139,6 +140,7 @@ def regressor(
         memory_rows: rows kept beside the networks; the errors and targets of the 8 nearest correct the mean, as far as
             that has helped. As many as 16 MB hold if omitted, at most 65,536, and none beside linear models or for more
             than 400 columns; 0 for none.
+        fading_above: networks of more columns than this have a factor for each, by which those fade that do not help.
     """
     widths, particles, budget = chosen_sizes(features, hidden, particles, budget)
     _check(features, particles, half_life, warm_up, budget)
@@ -148,7 +150,8 @@ def regressor(
         raise ValueError(f"`settings` is for {len(chosen.kind)} particles, but there are {particles}.")
     if half_life is not None:
         chosen = chosen._replace(forgetting=(0.5 ** (USUAL_ROWS / half_life),) * particles)
-    return Regressor(features, widths, particles, half_life, warm_up, budget, chosen, checked_rows(memory_rows))
+    kept = checked_rows(memory_rows)
+    return Regressor(features, widths, particles, half_life, warm_up, budget, chosen, kept, fading_above)
 
 
 def chosen_sizes(

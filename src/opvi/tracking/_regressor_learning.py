@@ -19,7 +19,7 @@ from opvi.tracking import _memory as memories
 from opvi.tracking import _scaling as scaling
 from opvi.tracking import _starting as starting
 from opvi.tracking._calibration import USUAL_ROWS, Combined, Scored
-from opvi.tracking._regressor_types import Networks, RegressorInfo, RegressorState, prior_variance
+from opvi.tracking._regressor_types import Networks, RegressorInfo, RegressorState, first_doubt, prior_variance
 from opvi.tracking._scaling import Moments, Scale
 from opvi.types import Array, Batch, Key, Particles, Predicted, Scalar
 
@@ -126,12 +126,14 @@ def standardised(state: RegressorState, x: Array, y: Array) -> tuple[Array, Arra
     return z, jnp.clip(target, -LARGEST_TARGET, LARGEST_TARGET)
 
 
-def to_new_scale(sampler: Networks, state: RegressorState, scale: Scale) -> RegressorState:
-    """Return the same functions, errors and beliefs in new units."""
-    units = layers.between(state.scale, scale)
+def to_new_scale(sampler: Networks, state: RegressorState, scale: Scale, now: Array | None = None) -> RegressorState:
+    """Return the same functions, errors and beliefs in new units; columns are `now` at these values."""
+    doubt = first_doubt(sampler, state) if sampler.hidden and now is not None else None
+    units = layers.between(state.scale, scale, doubt, now)
+    begins = (state.scale.sd == 0) & (scale.sd > 0) & (state.scaled_at >= scaling.TRUSTED_COUNT)
     matrices = layers.covariances_in(sampler.network, sampler.blocks, units, state.past.matrices)
     return state._replace(
-        particles=jax.vmap(lambda w: layers.re_express(sampler.network, units, w))(state.particles),
+        particles=jax.vmap(lambda w: layers.re_express(sampler.network, units, w, begins[:-1]))(state.particles),
         past=state.past._replace(matrices=matrices),
         error=state.error * units.output_ratio**2,
         calibration=calibration.rescale(state.calibration, units.output_ratio),
@@ -141,12 +143,14 @@ def to_new_scale(sampler: Networks, state: RegressorState, scale: Scale) -> Regr
 
 
 def rescaled(
-    sampler: Networks, state: RegressorState, early: Array, may: Array, waits: Array
+    sampler: Networks, state: RegressorState, early: Array, may: Array, waits: Array, rows: tuple[Array, Array]
 ) -> tuple[RegressorState, Array]:
     """Return the state on the scale of its moments, where that may be and the one in use is out of date, and whether.
 
-    While the first rows wait nothing has been learnt, and the scale is simply theirs.
+    While the first rows wait nothing has been learnt, and the scale is simply theirs. The latest are x, weights.
     """
+    x, weight = rows
+    now = (x * weight[:, None]).sum(0) / jnp.maximum(weight.sum(), 1e-30)
     new, old = scaling.scale_of(state.moments), state.scale
     tolerance = jnp.where(early, EARLY_SCALE_OFF, SCALE_OFF)
     moved = jnp.abs(new.mean - old.mean) > tolerance * scaling.divisor(old)
@@ -156,7 +160,7 @@ def rescaled(
     due = may & (off | doubled)
     scale = jax.tree.map(lambda a, b: jnp.where(waits, a, b), new, old)
     state = state._replace(scale=scale)
-    return when(due, lambda s: to_new_scale(sampler, s, new), state), due
+    return when(due, lambda s: to_new_scale(sampler, s, new, now), state), due
 
 
 # --- a batch ------------------------------------------------------------------------------------
@@ -282,7 +286,7 @@ def _learn_chunk(
         state = state._replace(memory=memory)
     if state.gates is not None:
         scored = jnp.where(begun, believed, 0)
-        state = state._replace(gates=gates.update(state.gates, z * slope, target - plain.mean, scored))
+        state = state._replace(gates=gates.update(state.gates, z, z * slope, target - plain.mean, scored))
     state = _learn_errors(state, seen.mean, one, scores, (depends, target, learnt), found.trust, begun)
     state = when(found.jump | waits, lambda s: _jumped(sampler, s, found, (x, y, weight), seen.mean, waits), state)
     state = _moved(state._replace(surprised=found.surprised), odd, x, jnp.where(missing, weight[:, None], 0))
@@ -296,7 +300,7 @@ def _learn_chunk(
     # Units change as often, however the rows come; a count that has reached its memory stands still.
     turned = jnp.floor(moments.seen / USUAL_ROWS) > jnp.floor(before / USUAL_ROWS)
     turned |= moments.seen > SCALE_MEMORY - USUAL_ROWS
-    state, renewed = rescaled(sampler, state, early, begun & turned, waits)
+    state, renewed = rescaled(sampler, state, early, begun & turned, waits, (x, weight))
     now = *standardised(state, x, y), weight * found.trust
     renew = renewed | found.jump if len(weight) <= PAIR else early | renewed | found.jump  # few rows are all first
     state = absorb(sampler, state, seen, now, forgetting, renew)

@@ -7,7 +7,7 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 
-from opvi.filters._covariance import Blocks, Covariance, within
+from opvi.filters._covariance import Blocks, Covariance, variances, within
 from opvi.targets import MLP, Layer
 from opvi.tracking import _memory as memories
 from opvi.tracking import _neighbours as neighbours
@@ -16,8 +16,6 @@ from opvi.tracking._gates import Gates
 from opvi.tracking._memory import Memory
 from opvi.tracking._scaling import Moments, Scale
 from opvi.types import Array, Particles, Predicted, Scalar
-
-GATED_ABOVE = 12  # columns
 
 
 class Settings(NamedTuple):
@@ -53,7 +51,7 @@ class RegressorState(NamedTuple):
     scaled_at: Scalar  # rows seen when it last did
     round: Array
     rows: Array
-    gates: Gates | None = None  # of tables with many columns
+    gates: Gates | None = None  # of the columns
     memory: Memory | None = None  # rows beside the networks
     surprised: Array | float = 0.0  # [2]: shares of the last few rows that were far above and far below
     held: Array | float = 0.0  # [ROOM, F + 3]: the first rows, and their weights
@@ -74,6 +72,7 @@ class Networks:
     settings: Settings
     # None: what `neighbours.kept` says; an older opvi had none.
     memory_rows: int | None = field(default=None, metadata={"off": 0})
+    fading_above: int = field(default=10, metadata={"off": 12})  # columns; an older opvi's number
 
     @cached_property
     def network(self) -> MLP:
@@ -83,7 +82,7 @@ class Networks:
     @property
     def gated(self) -> bool:
         """Whether columns fade that do not help; a linear model's own shrinkage is exact."""
-        return bool(self.hidden) and self.features > GATED_ABOVE
+        return bool(self.hidden) and self.features > self.fading_above
 
     @property
     def remembered(self) -> int:
@@ -114,3 +113,10 @@ def prior_variance(sampler: Networks, like: Array) -> Array:
 
     gathered = sampler.blocks.gather(jax.vmap(one)(sampler.each("bias", like)))
     return jnp.where(gathered > 0, gathered, 1)
+
+
+def first_doubt(sampler: Networks, state: RegressorState) -> Array:
+    """Return the variance of each column's weights in the first layer, as a share of the prior's `[F]`."""
+    share = variances(state.past) / prior_variance(sampler, state.error)
+    first = sampler.blocks.scatter(share)[:, : sampler.features * sampler.hidden[0]]
+    return first.reshape(len(first), sampler.features, -1).mean((0, 2))

@@ -39,7 +39,8 @@ def start(columns: int, dtype: Any) -> Moments:
 def update(moments: Moments, x: Array, weight: Array, memory: float = LONGEST_MEMORY) -> Moments:
     """The moments with the rows of x `[B, F]` included; stable in float32 far from the origin (Chan's formula).
 
-    Rows before the last `memory` fade away.
+    Rows before the last `memory` fade away. A column that was constant and begins to move is taken to have moved as
+    much before: otherwise its first values would be wild ones.
     """
     sd = jnp.sqrt(moments.square / jnp.maximum(moments.seen, 1))
     reach = jnp.where((moments.seen >= TRUSTED_COUNT) & (sd > 0), LARGEST_JUMP * sd, jnp.inf)
@@ -53,7 +54,9 @@ def update(moments: Moments, x: Array, weight: Array, memory: float = LONGEST_ME
     centre = (shifted * weight[:, None]).sum(0) / jnp.maximum(added, 1e-30)
     within = ((shifted - centre[None]) ** 2 * weight[:, None]).sum(0)
     apart = (origin - moments.mean) + centre
-    square = moments.square + within + moments.seen * share * apart**2
+    begins = (moments.square == 0) & (moments.seen >= TRUSTED_COUNT)
+    before = jnp.where(begins, moments.seen * (within / jnp.maximum(added, 1e-30) + apart**2), moments.square)
+    square = before + within + moments.seen * share * apart**2
     fade = jnp.minimum(1, memory / jnp.maximum(seen, 1))
     return Moments(seen * fade, moments.mean + share * apart, square * fade)
 

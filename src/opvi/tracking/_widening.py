@@ -49,6 +49,8 @@ def widened_regressor(old: RegressorState, fresh: RegressorState, hidden: tuple[
             square=_put(gates.square, np.s_[:columns], old.gates.square),
             error=old.gates.error,
             seen=old.gates.seen,
+            linear=_put(gates.linear, np.s_[:columns], old.gates.linear),
+            bent=_put(gates.bent, np.s_[:columns], old.gates.bent),
         )
     matrices = _covariances(np.asarray(old.past.matrices), np.array(fresh.past.matrices), blocks, places)
     return old._replace(

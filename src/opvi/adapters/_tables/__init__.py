@@ -18,6 +18,7 @@ from opvi.adapters._tables._schema import COUNT_BEND as COUNT_BEND
 from opvi.adapters._tables._schema import COUNT_SHIFT as COUNT_SHIFT
 from opvi.adapters._tables._schema import Encoded as Encoded
 from opvi.adapters._tables._schema import Schema as Schema
+from opvi.adapters._tables._schema import hashed_place as hashed_place
 from opvi.adapters._tables._source import RowSource as RowSource
 from opvi.adapters._tables._source import Source as Source
 from opvi.adapters._tables._source import open_source as open_source

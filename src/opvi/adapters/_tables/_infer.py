@@ -19,6 +19,7 @@ LEVELS = 32  # of a text that have columns of their own
 DIFFERENT = 0.9  # of the values: then a text only distinguishes rows
 WHOLE_CLASSES = 10  # a whole-number target with more values is a regression's
 COUNTED = 20  # rows from which on a row number is recognised
+RISING = 200  # rows from which on numbers with gaps are taken for one, where each is larger than the one before
 ZEROS = re.compile(r"[+-]?0\d+", re.ASCII)  # 007 is a code, not a number
 
 PLAINLY = Reading()
@@ -89,28 +90,31 @@ def _shift(values: Values) -> float:
     return float(origin_of(values.data[~values.missing & ~values.bad][:, None])[0])
 
 
-def infer_inputs(blocks: Iterable[Block], rows: int, reading: Reading = PLAINLY) -> Schema:
-    """Return what the columns of a table without a target mean, judged by its first rows."""
+def infer_inputs(blocks: Iterable[Block], rows: int, reading: Reading = PLAINLY, shuffled: bool = False) -> Schema:
+    """Return what the columns of a table without a target mean, judged by its first rows.
+
+    Rows that will be `shuffled` before learning are not in the order of time, whatever their dates say.
+    """
     blocks = [part for block in blocks if (part := cut(block, 0, rows)).rows > 0]
     if not blocks:
         raise TableError("there is no row to learn from: the table has none.")
     firsts = [First(blocks, name, reading.checked()) for name in blocks[0].columns]
     told = settle(firsts)
     notes = [told] if told else []
-    return _schema("", "regression", [], "number", _columns(firsts, notes), notes)
+    return _schema("", "regression", [], "number", _columns(firsts, notes, shuffled), notes)
 
 
-def _columns(firsts: list[First], notes: list[str]) -> list[Column]:
+def _columns(firsts: list[First], notes: list[str], shuffled: bool = False) -> list[Column]:
     """The columns that are learnt from; `notes` say what the user should know of them."""
     columns = []
     for first in firsts:
-        column, note = _column(first, alone=len(firsts) == 1)
+        column, note = _column(first, alone=len(firsts) == 1, shuffled=shuffled)
         columns += [column._replace(spelling=first.spelling)] if column else []
         notes += [f"column {quoted(first.name)} {note}"] if note else []
     return columns
 
 
-def _column(first: First, alone: bool) -> tuple[Column | None, str]:
+def _column(first: First, alone: bool, shuffled: bool) -> tuple[Column | None, str]:
     """How a column is encoded, or None; and what the user should know of it."""
     name = first.name
     if first.nested or first.kind == "other":
@@ -128,10 +132,18 @@ def _column(first: First, alone: bool) -> tuple[Column | None, str]:
     note = note if wrong else ""
     if first.kind == "date":
         column = Column(name, "date", gaps, start=int(data.min()), hours=bool((data % DAY != 0).any()), late=True)
+        if len(data) >= COUNTED and (np.diff(data) >= 0).all() and not shuffled:
+            return column._replace(trend=False), note  # rows in the order of time: forgetting follows a trend
         return column._replace(mean=float(waves_of(data.astype(np.int64), column)[:, 0].mean())), note
-    counts = len(data) >= COUNTED and sound.all() and data[0] == np.floor(data[0]) and (np.diff(data) == 1).all()
-    if counts and not alone:
+    whole = len(data) >= COUNTED and sound.all() and (data == np.floor(data)).all()
+    steps = np.diff(data) if whole else np.zeros(1)
+    if (steps == 1).all() and not alone:
         return None, "left out: it counts the rows"
+    if (steps > 0).all() and len(data) >= RISING and not alone:
+        return (
+            None,
+            "left out: it rises from row to row, as numbers of orders do, and only says when a row came",
+        )
     shift = float(origin_of(data[:, None])[0]) if first.kind == "number" else 0.0
     return Column(name, first.kind, gaps, float(np.mean(data)), shift=shift), note
 

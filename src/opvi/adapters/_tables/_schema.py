@@ -39,6 +39,7 @@ class Column(NamedTuple):
     spelling: Spelling = PLAIN
     late: bool = False  # of a date: whether trend and season count only once a year has passed since `start`
     shift: float = 0.0  # of a number: subtracted, because it lies far from 0
+    trend: bool = True  # of a date: whether the days are an input
 
     @property
     def features(self) -> list[str]:
@@ -46,7 +47,8 @@ class Column(NamedTuple):
         names = [self.name]
         if self.kind == "date":
             cycles = ["hour", "weekday", "year"] if self.hours else ["weekday", "year"]
-            names = [f"{self.name}: days", *(f"{self.name}: {c} {wave}" for c in cycles for wave in ("sin", "cos"))]
+            names = [f"{self.name}: {c} {wave}" for c in cycles for wave in ("sin", "cos")]
+            names = [f"{self.name}: days", *names] if self.trend else names
         elif self.kind == "levels":
             names = [f"{self.name}={level}" for level in self.levels]
         elif self.kind == "hashed":
@@ -62,6 +64,7 @@ class Encoded(NamedTuple):
     row: np.ndarray  # [n] int64, numbers in the source
     rejected: list[Rejected]  # malformed rows of the block included
     gaps: np.ndarray  # [columns of the source] of these rows, filled in
+    words: dict[str, list[str]] = {}  # noqa: RUF012 (never written to): texts of the hashed columns, row by row
 
 
 class Schema(NamedTuple):
@@ -137,20 +140,23 @@ class Schema(NamedTuple):
         y = None
         if with_target:
             y = self._target(block, len(numbers), reasons)
-        first = 0
+        first, words = 0, dict[str, Texts]()
         for place, column in enumerate(self.columns):
             width = len(column.features)
             array = raw(block, column.name, len(numbers))
             _refuse_nested(block, column.name, reasons)
-            gaps[place] = encode_column(column, array, x[:, first : first + width], reasons)
+            gaps[place], met = encode_column(column, array, x[:, first : first + width], reasons)
+            if met is not None and column.kind == "hashed":
+                words[column.name] = met
             first += width
-        if not reasons:
-            return Encoded(x, y, numbers, list(block.malformed), gaps.sum(1))
         keep = np.ones(len(numbers), bool)
         keep[list(reasons)] = False
+        said = {name: met.of(keep) for name, met in words.items()}
+        if not reasons:
+            return Encoded(x, y, numbers, list(block.malformed), gaps.sum(1), said)
         refused = [Rejected(int(numbers[i]), reason, _spell(block, i)) for i, reason in reasons.items()]
         rejected, y = sorted([*block.malformed, *refused]), None if y is None else y[keep]
-        return Encoded(x[keep], y, numbers[keep], rejected, gaps[:, keep].sum(1))
+        return Encoded(x[keep], y, numbers[keep], rejected, gaps[:, keep].sum(1), said)
 
     def targets(self, learnt: np.ndarray) -> np.ndarray:
         """Return the targets in their own units, from numbers as they are learnt."""
@@ -233,19 +239,32 @@ def labels_of(
     return known[codes], gone[codes]
 
 
-def encode_column(column: Column, array: pa.Array, out: np.ndarray, reasons: dict[int, str]) -> np.ndarray:
-    """Write a column's numbers; the rows with a gap. `reasons` learns of rows that break the schema."""
-    where = f"column {quoted(column.name)}"
+class Texts(NamedTuple):
+    """The texts of a column: for each row its place in `texts`, -1 for none."""
+
+    codes: np.ndarray
+    texts: list[str]
+
+    def of(self, rows: np.ndarray) -> list[str]:
+        """Return the texts of some rows, without gaps."""
+        return [self.texts[code] for code in self.codes[rows].tolist() if code >= 0]
+
+
+def encode_column(
+    column: Column, array: pa.Array, out: np.ndarray, reasons: dict[int, str]
+) -> tuple[np.ndarray, Texts | None]:
+    """Write a column's numbers; return the rows with a gap, and texts. `reasons` gets rows that break the schema."""
+    where, met = f"column {quoted(column.name)}", None
     if column.kind in ("levels", "hashed"):
-        codes, texts = as_levels(array, column.spelling)
-        missing = codes < 0
-        _encode_text(column, codes, texts, out)
+        met = Texts(*as_levels(array, column.spelling))
+        missing = met.codes < 0
+        _encode_text(column, *met, out)
     else:
         values = {"number": as_numbers, "boolean": as_booleans, "date": as_dates}[column.kind](array, column.spelling)
         missing = values.missing
         _refuse(values, array, column.kind, where, reasons, column.spelling)
         if column.kind == "date":
-            out[:, 0] = column.mean
+            out[:, 0] = column.mean if column.trend else 0.0
             there = np.flatnonzero(~missing & ~values.bad)
             waves = waves_of(values.data[there].astype(np.int64), column)
             out[there, : waves.shape[1]] = waves
@@ -255,7 +274,7 @@ def encode_column(column: Column, array: pa.Array, out: np.ndarray, reasons: dic
             out[:, 0] = (values.data if sound.all() else np.where(sound, values.data, column.mean)) - column.shift
     if column.gaps:
         out[:, -1] = missing
-    return missing
+    return missing, met
 
 
 def _encode_text(column: Column, codes: np.ndarray, texts: list[str], out: np.ndarray) -> None:
@@ -266,13 +285,19 @@ def _encode_text(column: Column, codes: np.ndarray, texts: list[str], out: np.nd
         rows = np.flatnonzero(places >= 0)
         out[rows, places[rows]] = 1.0
         return
-    hashes = np.array([zlib.crc32(text.encode()) for text in texts] + [0], np.uint32)[codes]
+    places = np.array([*map(hashed_place, texts), (0, 0)], np.int64)[codes]
     rows = np.flatnonzero(codes >= 0)
-    out[rows, hashes[rows] % HASHED] = np.where(hashes[rows] >> 31, -1.0, 1.0)
+    out[rows, places[rows, 0]] = places[rows, 1]
+
+
+def hashed_place(text: str) -> tuple[int, int]:
+    """Return the input, counted from 0, in which a text of a hashed column shows, and its sign there."""
+    value = zlib.crc32(text.encode())
+    return value % HASHED, -1 if value >> 31 else 1
 
 
 def waves_of(stamps: np.ndarray, column: Column) -> np.ndarray:
-    """Days since the first row, and where in the day, the week and the year a date lies.
+    """Days since the first row, if they are an input, and where in the day, the week and the year a date lies.
 
     Until a year has passed since the first row, its trend and its season cannot be told apart, and both are 0.
     """
@@ -283,6 +308,8 @@ def waves_of(stamps: np.ndarray, column: Column) -> np.ndarray:
     turns = 2 * np.pi * np.stack(phases, 1)
     waves = np.stack([np.sin(turns), np.cos(turns)], 2).reshape(len(stamps), 2 * len(phases))
     waves[~spanned, -2:] = 0.0
+    if not column.trend:
+        return waves
     days = (stamps - column.start) / DAY - (YEAR if column.late else 0.0)
     return np.concatenate([np.where(spanned, days, 0.0)[:, None], waves], 1)
 

@@ -142,13 +142,15 @@ class OnlineEstimator(BaseEstimator):
         X = validate_data(self, X, reset=False, accept_sparse="csr", dtype=(np.float64, np.float32))
         return self._bounded(X)
 
-    def _checked_pair(self, X: ArrayLike, y: ArrayLike, reset: bool, numeric: bool) -> tuple[Any, np.ndarray]:
+    def _checked_pair(
+        self, X: ArrayLike, y: ArrayLike, reset: bool, numeric: bool, shuffled: bool = False
+    ) -> tuple[Any, np.ndarray]:
         plain_y = type(y) is np.ndarray and (not numeric or (y.dtype.kind in "fiu" and _sound(y)))
         if not reset and plain_y and y.shape == np.shape(X)[:1] and self._plain(X):
             return X, y.astype(np.float64, copy=False) if numeric else y
         X = collected(X) if is_frame(X) else X
         if reset:
-            self._schema = understood(X) if self.encode and is_frame(X) and not is_plain(X) else None
+            self._schema = understood(X, shuffled) if self.encode and is_frame(X) and not is_plain(X) else None
         if self._schema is not None:
             made = self._encoded(X, reset)
             X, y = check_X_y(made, y, dtype=(np.float64, np.float32), y_numeric=numeric, estimator=self)

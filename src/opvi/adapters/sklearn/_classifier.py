@@ -101,7 +101,7 @@ class OPVIClassifier(ClassifierMixin, OnlineEstimator):
     @one_learner
     def fit(self, X: ArrayLike, y: ArrayLike, sample_weight: ArrayLike = None) -> Self:
         """Forget everything, and learn from these rows in `n_epochs` passes."""
-        X, y = self._checked_pair(X, y, reset=True, numeric=False)
+        X, y = self._checked_pair(X, y, reset=True, numeric=False, shuffled=self.shuffle)
         check_classification_targets(y)
         self._start(X, np.unique(y))
         return self._learn(X, self._numbers(y), sample_weight, passes=self.n_epochs, fitting=True)

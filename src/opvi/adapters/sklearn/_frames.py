@@ -77,13 +77,13 @@ def _arrays(X: Any, pa: Any) -> dict[str, Any]:
     return out
 
 
-def understood(X: Any) -> "Schema":
-    """Return how the columns of a frame become numbers."""
+def understood(X: Any, shuffled: bool = False) -> "Schema":
+    """Return how the columns of a frame become numbers; its rows may be learnt in random order."""
     from opvi.adapters._tables import TableError
     from opvi.adapters._tables._infer import infer_inputs
 
     try:
-        return infer_inputs([block_of(X)], FIRST_ROWS)
+        return infer_inputs([block_of(X)], FIRST_ROWS, shuffled=shuffled)
     except TableError as error:
         raise ValueError(str(error)) from None
 

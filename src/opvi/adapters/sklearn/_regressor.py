@@ -81,7 +81,7 @@ class OPVIRegressor(RegressorMixin, OnlineEstimator):
     @one_learner
     def fit(self, X: ArrayLike, y: ArrayLike, sample_weight: ArrayLike = None) -> Self:
         """Forget everything, and learn from these rows in `n_epochs` passes."""
-        X, y = self._checked_pair(X, y, reset=True, numeric=True)
+        X, y = self._checked_pair(X, y, reset=True, numeric=True, shuffled=self.shuffle)
         self._begin(X.shape[1])
         return self._learn(X, y, sample_weight, passes=self.n_epochs, fitting=True)
 

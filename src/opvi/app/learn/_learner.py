@@ -21,6 +21,7 @@ from opvi.app.learn._model import Settings, check_columns, described, describes,
 from opvi.app.learn._places import Place
 from opvi.app.learn._stopping import Stop, Stopped, blocks_of
 from opvi.app.learn._telling import Teller
+from opvi.app.learn._words import Words, copied, counted
 from opvi.running import CheckpointError, Checkpoints, Engine, Fed
 from opvi.running._checkpoint import shaped
 from opvi.running._saving import SAVE_EVERY, Pace
@@ -70,6 +71,7 @@ class Learner:
         self.scores = scoring.start(schema.task, len(schema.classes))
         self.figures = Figures.start(len(schema.classes))
         self.columns = ColumnSums.start(schema)
+        self.words: Words = {}  # behind hashed columns
         self.places: list[Place] = []
         self.kinds: dict[str, int] = {}
         self.rejected = self.filled = self.saves = 0
@@ -109,6 +111,7 @@ class Learner:
             "scores": self.scores,
             "figures": self.figures,
             "columns": self.columns,
+            "words": copied(self.words),
             "waiting": {"x": x, "y": y},
             "places": [place._asdict() for place in self.places],
             "rejected": {"size": self._size, "count": self.rejected},
@@ -144,7 +147,7 @@ class Learner:
                 ) from None
             self.engine.state, self.scores = tree["state"], tree["scores"]
             self.figures = tree.get("figures", Figures.start(self.room))
-            self.columns = tree.get("columns", self.columns)
+            self.columns, self.words = tree.get("columns", self.columns), tree.get("words", {})
             self.waiting = tree["waiting"]["x"], tree["waiting"]["y"]
             self.places = [Place(**place) for place in tree["places"]]
             self.kinds, self.filled = tree["kinds"], tree["filled"]
@@ -278,6 +281,7 @@ class Learner:
         self.rejected += len(encoded.rejected)
         self.filled += int(encoded.gaps.sum())
         self.columns = self.columns.met(encoded)
+        counted(self.words, encoded.words)
 
     def _feed(self, x: np.ndarray, y: np.ndarray) -> None:
         """Learn rows; those beyond full batches wait for more. Before a batch with too many classes the model grows."""

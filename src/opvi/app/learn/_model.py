@@ -20,7 +20,7 @@ WHILE_LEARNING = 4  # times its state a model needs, for temporaries and checkpo
 SAMPLE = 256  # rows kept for the report, a uniform sample of all that were learnt
 
 
-OLDER = {"neighbour_rows": 0}  # of settings that an older opvi did not have
+OLDER = {"neighbour_rows": 0, "fading_above": 12}  # of settings that an older opvi did not have
 
 
 class Settings(NamedTuple):
@@ -33,6 +33,7 @@ class Settings(NamedTuple):
     warm_up: int = EARLY_ROWS
     seed: int = 0
     neighbour_rows: int | None = None  # None: what the task recommends; runs of an older opvi have 0
+    fading_above: int = 10  # columns of a regression, above which those fade that do not help
 
 
 def model(schema: Schema, settings: Settings, room: int | None = None) -> Sampler:
@@ -53,6 +54,7 @@ def model(schema: Schema, settings: Settings, room: int | None = None) -> Sample
             half_life=half_life,
             warm_up=settings.warm_up,
             memory_rows=settings.neighbour_rows,
+            fading_above=settings.fading_above,
         )
     else:
         room = room or max(2, len(schema.classes))

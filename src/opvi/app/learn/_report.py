@@ -7,6 +7,7 @@ from importlib.metadata import version
 import numpy as np
 
 from opvi.app.learn import _scores as scoring
+from opvi.app.learn import _words as texts
 from opvi.app.learn._model import widths
 from opvi.app.learn._predict import Learnt
 from opvi.app.report import Contents, Effect, effects, projection
@@ -92,11 +93,12 @@ def contents(known: Learnt, title: str, command: str) -> Contents:
     sample = np.asarray(kept_rows(state)[0])
     if not len(sample):
         return made
-    found = effects(known.sampler, state, sample, schema.features, schema.origin, classes)
+    words = tree.get("words", {})  # an older opvi had none
+    found = effects(known.sampler, state, sample, schema.features, schema.origin, classes, texts.named(words))
     shifts = {column.name: column.shift for column in schema.columns}
     return made._replace(
         effects=[_located(effect, shifts.get(effect.feature, 0.0), schema.shift) for effect in found],
-        posterior=projection(known.sampler, state, sample, schema.features, classes),
+        posterior=projection(known.sampler, state, sample, texts.shown(schema, words), classes),
     )
 
 

@@ -3,7 +3,7 @@
 For that, what every particle says about some rows.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import NamedTuple, cast
 
@@ -56,6 +56,7 @@ def effects(
     features: Sequence[str],
     origin: Sequence[str],
     classes: Sequence[str] = (),
+    texts: Mapping[str, Mapping[str, str]] = {},
 ) -> list[Effect]:
     r"""Return the effect of each source column, the strongest first.
 
@@ -73,6 +74,7 @@ def effects(
         features: names of the k columns, such as `weight`, `weight is missing`, `colour=red`, `date: hour sin`.
         origin: the source column of each.
         classes: labels, in the order of the probabilities; none for a regression.
+        texts: of a hashed source column, what its places are called: `7+` for 1 in the seventh, `7−` for -1.
     """
     x = np.asarray(x, np.float32)
     if x.ndim != 2 or not x.shape[1] == len(features) == len(origin):
@@ -86,7 +88,7 @@ def effects(
     def ask(rows: np.ndarray) -> Said:
         return said(sampler, state, rows)
 
-    pieces = [piece for piece in _pieces(x, features, origin) if len(piece.values) > 1]
+    pieces = [piece for piece in _pieces(x, features, origin, texts) if len(piece.values) > 1]
     if len(pieces) > MOST:
         pieces = _followed(pieces, x, ask(spread_out(x, ROWS * VALUES)))
     sample = spread_out(x, ROWS)
@@ -100,7 +102,9 @@ def effects(
 # --- columns that change together -----------------------------------------------------------------
 
 
-def _pieces(x: np.ndarray, features: Sequence[str], origin: Sequence[str]) -> list[Piece]:
+def _pieces(
+    x: np.ndarray, features: Sequence[str], origin: Sequence[str], texts: Mapping[str, Mapping[str, str]] = {}
+) -> list[Piece]:
     """The encoded columns, grouped: a number, the levels of a text, the parts of a date."""
     sources: dict[str, list[int]] = {}
     for index, source in enumerate(origin):
@@ -119,7 +123,7 @@ def _pieces(x: np.ndarray, features: Sequence[str], origin: Sequence[str]) -> li
         if levels:
             made.append(_text(x, source, levels, [rest[column][1:] for column in levels], flags))
         if hashed:
-            made.append(_hashed(x, source, hashed, flags))
+            made.append(_hashed(x, source, hashed, flags, texts.get(source, {})))
         alone = len(numbers) + len(flags) == len(columns)  # otherwise a gap shows in other columns as well
         made += [_number(x, features[column], column, flags, alone) for column in numbers]
         if ": days" in rest.values() and ": year" in pairs and np.ptp(x[:, numbers[0]]) < TWO_YEARS:
@@ -163,14 +167,15 @@ def _text(x: np.ndarray, name: str, columns: list[int], levels: list[str], flags
     return _most_frequent(name, columns + flags, settings, named, counts)
 
 
-def _hashed(x: np.ndarray, name: str, columns: list[int], flags: list[int]) -> Piece:
-    """A text of many values, by the places where they fall: each holds several texts."""
+def _hashed(x: np.ndarray, name: str, columns: list[int], flags: list[int], texts: Mapping[str, str]) -> Piece:
+    """A text of many values, by the places where they fall: each is called by its most frequent texts."""
     settings, counts = np.unique(x[:, columns + flags], axis=0, return_counts=True)
     named = []
     for setting in settings[:, : len(columns)]:
         place = int(np.abs(setting).argmax())
         sign = "−" if setting[place] < 0 else "+"
-        named.append(f"place {place + 1}{sign}" if setting.any() else "(missing)")
+        called = texts.get(f"{place + 1}{sign}", f"place {place + 1}{sign}")
+        named.append(called if setting.any() else "(missing)")
     return _most_frequent(f"{name}, many texts", columns + flags, settings, named, counts)
 
 

@@ -52,7 +52,8 @@ def joined(works: Sequence[Work]) -> Work:
     x, y, row = (np.concatenate([part[i] for part in parts]) for i in range(3))
     rejected = [one for part in parts for one in part.rejected]
     gaps = np.sum([part.gaps for part in parts], 0)
-    return Work(works[-1].schema, Encoded(x, y, row, rejected, gaps), works[-1].end)
+    words = {name: [text for part in parts for text in part.words[name]] for name in parts[0].words}
+    return Work(works[-1].schema, Encoded(x, y, row, rejected, gaps, words), works[-1].end)
 
 
 def parts(works: Sequence[Work]) -> Iterator[Work]:
