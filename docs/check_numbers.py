@@ -113,6 +113,8 @@ def numbers(text: str, columns: Sequence[str] = ()) -> Iterator[Number]:
             unit = next(iter(re.findall(rf"(?<!\w)(?:{UNIT})(?!\w)", columns[column].replace("×", ""))), None)
         plain = digits.replace(",", "").replace("−", "-")
         mantissa, _, exponent = plain.partition("e")
+        if len(exponent) > 3:  # a hash that looks like a number
+            continue
         places = len(mantissa.partition(".")[2])
         beside = text[: found.start()].rstrip()[-1:] + text[end:].lstrip()[:1]
         measured = bool(places or exponent or unit or "±" in beside)
