@@ -185,7 +185,7 @@ def main() -> None:
         "sources": stamp(*SOURCES),
         "seeds": list(options.seeds),
         "most": MOST,
-        "tables": tables,
+        "errors": tables,
     }
     options.out.mkdir(parents=True, exist_ok=True)
     for name, found in measured(tuple(options.tables), options.additions, tuple(options.seeds)):
