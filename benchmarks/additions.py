@@ -131,7 +131,7 @@ def _noisy(frame: pd.DataFrame, rng: np.random.Generator) -> pd.DataFrame:
 
 
 ADDITIONS: dict[str, Callable[[pd.DataFrame, np.random.Generator], pd.DataFrame]] = {
-    "date": _dated,
+    "a date": _dated,
     "constant": lambda frame, _: frame.assign(constant=7.0),
     "copy": _copied,
     "ID, rising with gaps": _numbered,
@@ -168,7 +168,7 @@ def measured(
         }
         said = ", ".join(f"{what} {ratio:.3f}" for what, ratio in ratios.items())
         print(f"{name}: {np.mean(found['alone']):.4g} alone; {said} ({time.process_time() - began:.0f} s)", flush=True)
-        yield name, {"rmse": found, "ratios": ratios}
+        yield name, {"rows": len(y), "rmse": found, "ratios": ratios}
 
 
 def main() -> None:
