@@ -158,7 +158,7 @@ def measure(choice: Choice, rows_of: Callable[[int], Rows], batch: int = BATCH) 
         "parameters": d,
         "bytes": sum(math.prod(leaf.shape) * leaf.dtype.itemsize for leaf in jax.tree.leaves(state)),
         "rows": count,
-        "microseconds a row": 1e6 * float(np.median(seconds)) / count,
+        "microseconds per row": 1e6 * float(np.median(seconds)) / count,
         **{name: _spread([trial[name] for trial in trials]) for name in trials[0]},
     }
 
@@ -285,7 +285,7 @@ def main() -> None:
         for line, found in PARTS[name](SMOKE if given.smoke else Size()):
             lines[line] = found
             shown = {key: value["mean"] for key, value in found.items() if isinstance(value, dict) and "mean" in value}
-            cost = found.get("microseconds a row", math.nan)
+            cost = found.get("microseconds per row", math.nan)
             print(f"{name:10s} {line:32s} {cost:9.1f} µs", as_json(shown), found.get("step", ""), flush=True)
         kept["parts"][name] = as_json({"machine": about, "seconds": time.perf_counter() - begun, "lines": lines})
         path.write_text(json.dumps(kept, indent=1, ensure_ascii=False) + "\n")

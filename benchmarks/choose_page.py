@@ -56,14 +56,14 @@ def cell(found: dict[str, Any], key: str, digits: int) -> str:
 
 
 def cost(found: dict[str, Any]) -> str:
-    """Microseconds a row, to three digits."""
-    value = found.get("microseconds a row")
+    """Microseconds per row, to three digits."""
+    value = found.get("microseconds per row")
     return "–" if value is None else f"{value:,.0f}" if value >= 100 else f"{value:.3g}"
 
 
 def sampler_table(part: str, lines: Lines) -> str:
     columns = COLUMNS[part]
-    header = ["sampler", "step", "particles", *(name for name, *_ in columns), "µs a row", "bytes of state"]
+    header = ["sampler", "step", "particles", *(name for name, *_ in columns), "µs per row", "bytes of state"]
     rows = []
     for name, found in lines.items():
         cells = [cell(found, key, digits) for _, key, digits in columns]
@@ -85,7 +85,7 @@ def side_by_side(what: str, lines: Lines) -> str:
     """Settings down, trackers across."""
     header, settings = [what], []
     for tracker, columns in SIDE_BY_SIDE.items():
-        header += [f"{tracker.split(',')[0]}: {columns[0][0]}", *(name for name, *_ in columns[1:]), "µs a row"]
+        header += [f"{tracker.split(',')[0]}: {columns[0][0]}", *(name for name, *_ in columns[1:]), "µs per row"]
     for name in lines:
         value = name.rsplit(", ", 1)[1]
         if value not in settings:
@@ -163,14 +163,14 @@ def decisions(parts: dict[str, Any]) -> str:
         (
             "a table and a number to predict",
             "[`opvi.regressor`](trackers.md), [`OPVIRegressor`](estimators.md)",
-            f"{row:.0f} µs a row",
+            f"{row:.0f} µs per row",
             f"kin8nm: RMSE {mean('regression', 'kin8nm', 'rmse', 4)}, a 90 % interval holds "
             f"{mean('regression', 'kin8nm', 'coverage_90', 3)} of the test rows",
         ),
         (
             "a table and classes to predict",
             "[`opvi.classifier`](trackers.md), [`OPVIClassifier`](estimators.md)",
-            f"{cost(market['classifier'])} µs a row",
+            f"{cost(market['classifier'])} µs per row",
             f"elec2: accuracy {mean('classification', 'elec2', 'accuracy', 4)}, log loss "
             f"{mean('classification', 'elec2', 'log_loss', 4)}",
         ),
@@ -178,7 +178,7 @@ def decisions(parts: dict[str, Any]) -> str:
             "a file or a pipe, and no Python",
             "[`opvi learn`](learn.md)",
             f"linear models: {learn[0]['learn, default, us a row']:.1f} (classes) and "
-            f"{learn[1]['learn, default, us a row']:.1f} µs a row, reading included",
+            f"{learn[1]['learn, default, us a row']:.1f} µs per row, reading included",
             "the same models",
         ),
         (
@@ -190,13 +190,13 @@ def decisions(parts: dict[str, Any]) -> str:
         (
             "one row at a time",
             "[`opvi.adapters.river`](estimators.md#river), `hidden=()`; `buffer=1` learns each row at once",
-            f"{one['value']:.0f} µs a row; {at_once['value']:.0f} with `buffer=1`",
+            f"{one['value']:.0f} µs per row; {at_once['value']:.0f} with `buffer=1`",
             f"elec2: accuracy {one['extra']['accuracy']:.3f}; {at_once['extra']['accuracy']:.3f} with `buffer=1`",
         ),
         (
             "a model with up to 50 parameters, whose posterior you want",
             "[`opvi.tracker(target)`](trackers.md#a-model-of-your-own), which picks `sl_opvi`",
-            f"{cost(linear['sl_opvi, no rows'])} µs a row, nine parameters",
+            f"{cost(linear['sl_opvi, no rows'])} µs per row, nine parameters",
             f"six posteriors of posteriordb: means within {worst} sd",
         ),
         (
@@ -208,21 +208,21 @@ def decisions(parts: dict[str, Any]) -> str:
         (
             "a linear model with Gaussian noise",
             "`opvi.gain_one`, started from draws of the prior: simpler, and good enough",
-            f"{cost(linear['gain_one'])} µs a row",
+            f"{cost(linear['gain_one'])} µs per row",
             f"{cell(linear['gain_one'], 'distance', 3)} sds from the posterior; 100 exact draws: "
             f"{cell(linear['exact draws'], 'distance', 3)}",
         ),
         (
             "a network of your own: flax, equinox, `opvi.mlp`",
             "[`opvi.tracker(opvi.network(…))`](trackers.md#a-model-of-your-own), which picks Gauss–Newton",
-            f"{cost(network['gauss_newton, by tracker'])} µs a row, 501 parameters",
+            f"{cost(network['gauss_newton, by tracker'])} µs per row, 501 parameters",
             kin8nm("gauss_newton, by tracker"),
         ),
         (
             "a likelihood of your own",
             "[`opvi.tracker(opvi.target(…))`](index.md#a-model-of-your-own): `sl_opvi`, or `first_order` above 50 "
             "parameters",
-            f"`first_order`: {cost(network['first_order'])} µs a row",
+            f"`first_order`: {cost(network['first_order'])} µs per row",
             f"`first_order`, {kin8nm('first_order')}",
         ),
         (
@@ -234,7 +234,7 @@ def decisions(parts: dict[str, Any]) -> str:
         (
             "thousands of small streams",
             "[`opvi.Fleet`](fleet.md)",
-            f"{small['value']:.2f} µs a row with SVGD, {filters['value']:.2f} with `linear_ekf`",
+            f"{small['value']:.2f} µs per row with SVGD, {filters['value']:.2f} with `linear_ekf`",
             "each model the same as alone",
         ),
         (
@@ -246,13 +246,13 @@ def decisions(parts: dict[str, Any]) -> str:
         (
             "the paper's methods to compare",
             "[`opvi.compare`](index.md#compare-methods-under-one-budget), [`python -m paper reproduce`](reproduce.md)",
-            f"{cost(network['svgd'])} µs a row, 501 parameters",
+            f"{cost(network['svgd'])} µs per row, 501 parameters",
             f"kin8nm, RMSE: OPVI growing {paper[0]}, OPVI static {paper[1]}, SVGD {paper[2]}",
         ),
         (
             "no need of uncertainty, only of speed",
             "`opvi.online_map`",
-            f"{cost(network['online_map'])} µs a row, 501 parameters",
+            f"{cost(network['online_map'])} µs per row, 501 parameters",
             kin8nm("online_map"),
         ),
     ]
@@ -262,7 +262,7 @@ def decisions(parts: dict[str, Any]) -> str:
 def tables(parts: dict[str, Any]) -> dict[str, str]:
     lines = {name: part["lines"] for name, part in parts.items()}
     found = {"decide": decisions(parts)} | {name: sampler_table(name, lines[name]) for name in COLUMNS}
-    found["batches"] = side_by_side("rows a batch", lines["batches"])
+    found["batches"] = side_by_side("rows per batch", lines["batches"])
     found["particles"] = side_by_side("particles", lines["particles"])
     found["forgetting"] = forgetting_table(lines["forgetting"])
     return found
@@ -304,17 +304,17 @@ def scatter(ax: Any, lines: Lines, key: str, named: Iterable[str]) -> None:
     lines = {name: found for name, found in lines.items() if key in found and "bytes" in found}
     for index, label in enumerate(("first order", "remembers the past", "everything set up")):
         chosen = [found for name, found in lines.items() if group(name) == index]
-        x, y = [f["microseconds a row"] for f in chosen], [f[key]["mean"] for f in chosen]
+        x, y = [f["microseconds per row"] for f in chosen], [f[key]["mean"] for f in chosen]
         ax.scatter(x, y, s=26, marker="os^"[index], color=plots.COLOURS[index], label=label, zorder=3)
     ax.set_xscale("log")
     low, high = ax.get_xlim()
     for name in named:
         up = -9 if name == "gain_one" else 3  # below, out of the way of a line
-        x, y = lines[name]["microseconds a row"], lines[name][key]["mean"]
+        x, y = lines[name]["microseconds per row"], lines[name][key]["mean"]
         right = x > low ** (1 / 3) * high ** (2 / 3)  # a name near the edge goes to the left of its mark
         side = {"xytext": (-5, up), "ha": "right"} if right else {"xytext": (5, up), "ha": "left"}
         ax.annotate(name, (x, y), textcoords="offset points", fontsize=7, **side)
-    ax.set_xlabel("µs a row")
+    ax.set_xlabel("µs per row")
 
 
 def draw_samplers(parts: dict[str, Any]) -> Any:

@@ -42,12 +42,12 @@ def devices(ax: Any) -> None:
 
 
 def fleet(ax: Any) -> None:
-    """Rows a second over fleet sizes."""
+    """Rows per second over fleet sizes."""
     entries = [r for r in read("fleet")["results"] if r["what"] == "SVGD" and "batch 20, lanes 1" in r["size"]][1:]
     models = [int(r["size"].split()[0].replace(",", "")) for r in entries]
     ax.loglog(models, [r["extra"]["rows_a_second"] for r in entries], "o-", label="SVGD, batches of 20")
-    ax.axhline(200_000, ls=":", color=plots.INK, label="200,000 rows a second")
-    ax.set(title="A fleet on two cores", xlabel="models (10 parameters × 20 particles)", ylabel="rows a second")
+    ax.axhline(200_000, ls=":", color=plots.INK, label="200,000 rows per second")
+    ax.set(title="A fleet on two cores", xlabel="models (10 parameters × 20 particles)", ylabel="rows per second")
 
 
 def main() -> None:

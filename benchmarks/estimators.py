@@ -30,7 +30,7 @@ def elec2() -> tuple[list[dict[str, float]], list[int]]:
 
 
 def stream(model: Any, rows: list[dict[str, float]], labels: list[int]) -> tuple[float, float]:
-    """Microseconds a row, predicted then learnt; and the share of rows predicted right."""
+    """Microseconds per row, predicted then learnt; and the share of rows predicted right."""
     right, start = 0, time.perf_counter()
     for x, y in zip(rows, labels, strict=True):
         p = model.predict_proba_one(x)
@@ -61,7 +61,7 @@ def one_row_at_a_time() -> Iterator[Result]:
         stream(make(), rows[:100], labels[:100])
         cost, right = stream(make(), rows[:count], labels[:count])
         extra = {"rows_a_second": 1e6 / cost, "accuracy": right}
-        yield Result(name, f"elec2, {count:,} rows", cost, "µs a row", target, {}, extra)
+        yield Result(name, f"elec2, {count:,} rows", cost, "µs per row", target, {}, extra)
 
 
 def overhead(what: str, calls: dict[str, Callable[[], Any]], control: Callable[[], Any] | None = None) -> Result:

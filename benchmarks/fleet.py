@@ -1,4 +1,4 @@
-"""What a fleet costs: rows a second by sampler, batch size and lanes, beside a loop over models, and over its size."""
+"""What a fleet costs: rows per second by sampler, batch size and lanes, beside a loop over models, over its size."""
 
 import argparse
 import json
@@ -17,7 +17,7 @@ from benchmarks.machine import machine
 from benchmarks.measure import Result, Timing
 
 MODELS, FEATURES, PARTICLES, SEED = 10_000, 9, 20, 0
-TARGET_COST = 5.0  # µs a row: 200,000 rows a second
+TARGET_COST = 5.0  # µs per row: 200,000 rows per second
 WIDE = ("SVGD", "OPVI", "Langevin")  # the others factorise matrices: one lane and one core at a time
 SECONDS = 6.0  # for each line
 LINEAR = opvi.linear_regression(FEATURES)
@@ -58,7 +58,7 @@ def repeat(call: Callable[[], Any], seconds: float = SECONDS) -> Timing:
 
 
 def learning(name: str, models: int, batch_size: int, target: float | None = None, **settings: Any) -> Result:
-    """Microseconds a row, and how far the particles are from those of the same streams run alone."""
+    """Microseconds per row, and how far the particles are from those of the same streams run alone."""
     made, (ids, data) = fleet(name, batch_size=batch_size, **settings), arrivals(name, models, batch_size)
     timing = repeat(lambda: made.learn(ids, data))
     rows = len(ids)
@@ -73,7 +73,7 @@ def learning(name: str, models: int, batch_size: int, target: float | None = Non
         "diverged": made.diverged,
     }
     about = f"{models:,} models, batch {batch_size}, " + ", ".join(f"{k} {v:,}" for k, v in settings.items())
-    return Result(name, about, cost, "µs a row", target, {"learn": timing}, extra)
+    return Result(name, about, cost, "µs per row", target, {"learn": timing}, extra)
 
 
 def difference(made: opvi.Fleet, ids: np.ndarray, data: Any, times: int, model: int) -> float:
@@ -159,7 +159,7 @@ def one_row() -> Iterator[Result]:
         value = 1e3 * one.median / 1000
         extra = {"bulk_us": 1e3 * bulk.median / len(ids), "times_bulk": value / (1e3 * bulk.median / len(ids))}
         yield Result(
-            "one row a call", f"batch {batch_size}", value, "µs a row", None, {"one": one, "bulk": bulk}, extra
+            "one row a call", f"batch {batch_size}", value, "µs per row", None, {"one": one, "bulk": bulk}, extra
         )
 
 
@@ -175,7 +175,8 @@ def table(results: list[dict[str, Any]]) -> str:
             row[lanes] = f"{extra['rows_a_second']:,.0f}"
             row[f"{lanes} difference"] = f"{extra['difference']:.0e}" if extra["difference"] else "0"
     lines = [
-        "| sampler | rows a batch | bytes of a state | rows a second | with 64 lanes | difference | with 64 lanes |",
+        "| sampler | rows per batch | bytes of a state | rows per second | with 64 lanes | difference "
+        "| with 64 lanes |",
         "|---|---:|---:|---:|---:|---:|---:|",
     ]
     names = ("bytes", "lanes 1", "lanes 64", "lanes 1 difference", "lanes 64 difference")

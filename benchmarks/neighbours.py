@@ -18,7 +18,7 @@ from opvi.types import Batch, Sampler
 
 COLUMNS, BATCH, ROUNDS = 10, 20, 50
 KEPT = (0, 16_000, 65_536)
-TARGET = 0.25  # ms a row that 16,000 rows may cost
+TARGET = 0.25  # ms per row that 16,000 rows may cost
 
 
 def filled(tracker: Sampler, rows: int) -> tuple[Any, Batch]:

@@ -147,7 +147,7 @@ def autoregression(lags: jax.Array, y: jax.Array) -> None:
 
 
 def correlation(y: jax.Array) -> None:
-    """Two numbers a row with an LKJ prior."""
+    """Two numbers per row with an LKJ prior."""
     root = numpyro.sample("root", dist.LKJCholesky(2, 1.0))
     scale = numpyro.sample("scale", dist.HalfNormal(1.0).expand([2]).to_event(1))
     numpyro.sample("y", dist.MultivariateNormal(jnp.zeros(2), scale_tril=scale[:, None] * root), obs=y)

@@ -7,7 +7,10 @@ from pathlib import Path
 from typing import Any
 
 NODES = 100
-NETWORKS = {"25 Gbit/s": (25e9 / 8, 50e-6), "400 Gbit/s": (400e9 / 8, 10e-6)}  # bytes a second, seconds a hop: assumed
+NETWORKS = {
+    "25 Gbit/s": (25e9 / 8, 50e-6),
+    "400 Gbit/s": (400e9 / 8, 10e-6),
+}  # bytes per second, seconds per hop: assumed
 ROWS_A_SECOND = 1e9 / (24 * 60 * 60)
 BATCH = 20
 
@@ -41,12 +44,12 @@ def billion(folder: Path) -> dict[str, float]:
     rows = BATCH * _result(gpu, "a round, first order")["extra"]["rounds_per_second"]
     reading = {kind: tables["results"][f"numbers.{kind}"]["together_us"] for kind in ("csv", "parquet")}
     return {
-        "rows a second": ROWS_A_SECOND,
+        "rows per second": ROWS_A_SECOND,
         "ms between batches": 1e3 * BATCH / ROWS_A_SECOND,
         "regressor, pairs of cores": regressor / 1e3 * ROWS_A_SECOND,
         "fleet, pairs of cores": ROWS_A_SECOND / updates,
         "fleet, times over on one pair": updates / ROWS_A_SECOND,
-        "network, rows a second on one GPU": rows,
+        "network, rows per second on one GPU": rows,
         "network, GPUs": ROWS_A_SECOND / rows,
         **{f"reading {kind}, cores": us / 1e6 * ROWS_A_SECOND for kind, us in reading.items()},
     }
@@ -71,7 +74,7 @@ def main() -> None:
     folder = parser.parse_args().folder
     plan = {
         "command": "python -m benchmarks.plan",
-        "settings": {"nodes": NODES, "seconds a hop": {name: latency for name, (_, latency) in NETWORKS.items()}},
+        "settings": {"nodes": NODES, "seconds per hop": {name: latency for name, (_, latency) in NETWORKS.items()}},
         "table": cluster(_read(folder, "gpu")),
         "billion": billion(folder),
     }

@@ -160,7 +160,7 @@ def main() -> None:
 
 def tables(report: dict[str, Any]) -> str:
     """The report as the tables of docs/scale.md."""
-    lines = ["| sampler | spread over | ms a round | efficiency |", "| --- | --- | ---: | ---: |"]
+    lines = ["| sampler | spread over | ms per round | efficiency |", "| --- | --- | ---: | ---: |"]
     for what in ("devices", "processes"):
         for name, line in report[what].items():
             for count, one in line.items():

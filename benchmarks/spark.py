@@ -1,4 +1,4 @@
-"""Models by key inside Spark: rows a second on two cores, and a driver that is killed: `python -m benchmarks.spark`."""
+"""Models by key inside Spark: rows per second on two cores, a driver that is killed: `python -m benchmarks.spark`."""
 
 import argparse
 import contextlib
@@ -94,7 +94,7 @@ def _digest(mine: opvi.scale.Keyed, fleet: opvi.Fleet) -> dict[str, Any]:
 
 
 def rates(rows: int, keys: int, trigger: int) -> dict[str, Any]:
-    """Rows a second, and rows a second of processor time, after two triggers that start workers and compile."""
+    """Rows per second, and rows per second of processor time, after two triggers that start workers and compile."""
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         write(folder, rows, keys, trigger)
@@ -112,9 +112,9 @@ def rates(rows: int, keys: int, trigger: int) -> dict[str, Any]:
         "rows a trigger": trigger,
         "keys": keys,
         "seconds of each trigger": seconds,
-        "rows a second": trigger / float(np.median(seconds)),
+        "rows per second": trigger / float(np.median(seconds)),
         "processor seconds of each trigger": used / len(told),
-        "rows a second of processor time": trigger * len(told) / used,
+        "rows per second of processor time": trigger * len(told) / used,
     }
 
 

@@ -17,7 +17,7 @@ from benchmarks.machine import machine
 from opvi.adapters._tables import infer_schema, open_source
 
 COLUMNS = 10
-TARGET = 3.0  # microseconds a row, numbers in CSV
+TARGET = 3.0  # microseconds per row, numbers in CSV
 
 
 def write(folder: Path, rows: int) -> dict[str, Path]:
@@ -45,7 +45,7 @@ def write(folder: Path, rows: int) -> dict[str, Path]:
 
 
 def measure(path: Path, clock: Callable[[], float]) -> dict[str, Any]:
-    """Microseconds a row, of this process, for reading and for encoding."""
+    """Microseconds per row, of this process, for reading and for encoding."""
     reading = encoding = 0.0
     rows = 0
     with open_source(path) as source:
@@ -77,7 +77,7 @@ def main() -> None:
     (options.out / "tables.json").write_text(json.dumps(report, indent=1) + "\n")
     for name, result in results.items():
         parts = f"({result['reading_us']:.2f} reading, {result['encoding_us']:.2f} encoding)"
-        print(f"{name}: {result['together_us']:.2f} µs a row of processor time {parts}")
+        print(f"{name}: {result['together_us']:.2f} µs per row of processor time {parts}")
 
 
 if __name__ == "__main__":

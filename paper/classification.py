@@ -177,7 +177,7 @@ def experiment(smoke: bool = False) -> Experiment:
         },
         [Row(name, {}, partial(trial, make)) for name, make in streams.items()],
         1 if smoke else SEEDS,
-        ["stream", "accuracy", "log loss", "ECE", "last label repeated", "ms a row"],
+        ["stream", "accuracy", "log loss", "ECE", "last label repeated", "ms per row"],
         _line,
         (lambda book: []) if smoke else _checks,
         _draw,

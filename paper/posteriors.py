@@ -24,7 +24,7 @@ class Posterior(NamedTuple):
 
     target: opvi.Target
     rows: Data
-    batch_size: int  # rows a round
+    batch_size: int  # rows per round
     constrained: Callable[[Particles], Array]  # [n, d] -> [n, k], in the order of `reference.names`
     reference: ReferencePosterior
 

@@ -63,7 +63,7 @@ def experiment(smoke: bool = False) -> Experiment:
         {"tracker": opvi.regressor(8).about, "batch": BATCH, "order": "as in the split", "smoke": smoke},
         lines,
         5,
-        ["data", "RMSE", "LPD", "90 % interval covers", "CRPS", "ms a row"],
+        ["data", "RMSE", "LPD", "90 % interval covers", "CRPS", "ms per row"],
         _line,
         (lambda book: []) if smoke else _checks,
         _draw,

@@ -94,7 +94,7 @@ def flow(batch: int, repulsion: float, prior_weight: Any = opvi.schedules.vanish
 
 
 def scalings(rows: int) -> dict[str, tuple[Sampler, int, float]]:
-    """Samplers, their rows a round, and how many rows' posterior each should settle on, the prior's one included."""
+    """Samplers, their rows per round, and how many rows' posterior each should settle on, the prior's one included."""
     target, schedules = mean_of_rows(), opvi.schedules
     whole = opvi.parvi(target, own_gaussian, step=GAIN / rows, likelihood_scale=schedules.dataset(rows))
     step = opvi.schedules.decaying(GAIN / BATCH, 1.0)
@@ -268,9 +268,9 @@ def descents() -> dict[str, tuple[Sampler, BatchRule]]:
     constant = opvi.online_map(target, step=DESCENT, prior_weight=0.0)
     shrinking = opvi.online_map(target, step=opvi.schedules.decaying(DESCENT, 0.55), prior_weight=0.0)
     return {
-        "20 rows a round, constant step": (constant, opvi.schedules.static(BATCH)),
+        "20 rows per round, constant step": (constant, opvi.schedules.static(BATCH)),
         "⌈t^.55⌉ rows, constant step": (constant, opvi.schedules.power(0.55)),
-        "20 rows a round, step ∝ t^-.55": (shrinking, opvi.schedules.static(BATCH)),
+        "20 rows per round, step ∝ t^-.55": (shrinking, opvi.schedules.static(BATCH)),
     }
 
 
@@ -313,7 +313,7 @@ def _regret_checks(book: Book) -> list[Check]:
     slopes = {name: summary(book.records(name), "slope").mean for name in descents()}
     static, growing, shrinking = slopes.values()
     return [
-        at_least("20 rows a round, constant step: slope of R(T)", static, 0.5),
+        at_least("20 rows per round, constant step: slope of R(T)", static, 0.5),
         no_more_than("⌈t^.55⌉ rows, constant step: slope of R(T)", growing, 0.5),
-        no_more_than("20 rows a round, step ∝ t^-.55: slope of R(T)", shrinking, 0.5),
+        no_more_than("20 rows per round, step ∝ t^-.55: slope of R(T)", shrinking, 0.5),
     ]

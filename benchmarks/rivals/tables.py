@@ -24,7 +24,7 @@ def _trials(ours: Ours, task: str, data: str) -> list[Record]:
 
 
 def _cost(records: list[Record]) -> str:
-    """Milliseconds a row, median over trials: of CPU time where it was kept (rivals), else of time (opvi)."""
+    """Milliseconds per row, median over trials: of CPU time where it was kept (rivals), else of time (opvi)."""
     per_row = float(np.median([r.get("cpu_seconds", r["seconds"]) / r["rows"] for r in records])) * 1e3
     return f"{per_row:.2f}" if per_row >= 0.1 else f"{per_row:.3f}"
 

@@ -1,4 +1,4 @@
-"""Estimators on data frames as people have them: texts, categories, dates and gaps."""
+"""Estimators on data frames as people have them: strings, categories, dates and gaps."""
 
 import pickle
 from datetime import UTC, datetime, timedelta

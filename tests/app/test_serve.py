@@ -284,10 +284,10 @@ def test_a_checkpoint_that_cannot_be_written_stops_nothing(run, begun, monkeypat
             server.post("/v1/learn", begun[1][:50])
             server.learnt_all()
             said, deadline = "", time.monotonic() + 30
-            while "Learning goes on" not in said and time.monotonic() < deadline:
+            while "Learning continues" not in said and time.monotonic() < deadline:
                 said += capsys.readouterr().err
                 time.sleep(0.01)
-            assert "Learning goes on" in said
+            assert "Learning continues" in said
         assert server.get("/v2/health/ready").status_code == 200
         server.post("/v1/learn", begun[1][50:60])
     done = learnt(run).tree

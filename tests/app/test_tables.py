@@ -339,7 +339,7 @@ def test_text_columns(tmp_path: Path) -> None:
     schema, out = learnt(path, rows=400)
     assert schema.features == ["few=a", "few=b", "few=c", *(f"many: hash {i}" for i in range(1, 33))]
     assert schema.notes == [
-        "column 'many' has 40 different texts: hashed into 32 columns",
+        "column 'many' has 40 different strings: hashed into 32 columns",
         "column 'name' left out: every value differs",
         "column 'index' left out: it counts the rows",
     ]
@@ -388,7 +388,7 @@ def test_odd_column_names(tmp_path: Path) -> None:
         ("a.parquet", b"", "cannot be read as Parquet"),
         ("a.parquet", gzip.compress(b"x", mtime=0), "compressed from outside"),
         ("a.csv", b"a," + b",".join(b"c%d" % i for i in range(10_001)) + b"\n", "10,002 columns"),
-        ("a.csv", WIDE, "4,160 numbers a row"),
+        ("a.csv", WIDE, "4,160 numbers per row"),
     ],
 )  # fmt: skip
 def test_a_table_that_cannot_be_learnt_from_is_named(tmp_path: Path, name: str, data: bytes, message: str) -> None:

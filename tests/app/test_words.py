@@ -69,7 +69,7 @@ def test_the_report_says_which_texts_are_meant(towns, tmp_path, monkeypatch) -> 
     assert learn(towns, tmp_path / "cut").words == whole.words
     place, sign = hashed_place("Town 1")
     told = contents(learnt(RunDirectory(tmp_path / "whole")), "a run", "")
-    effect = next(one for one in told.effects if one.feature == "town, many texts")
+    effect = next(one for one in told.effects if one.feature == "town, many strings")
     shown = next(value for value in effect.values if value.startswith("Town 1,") or value == "Town 1")
     assert shown == named(whole.words)["town"][f"{place + 1}{'+' if sign > 0 else '−'}"]
     assert not any("place" in value for value in effect.values)

@@ -99,7 +99,7 @@ def test_the_papers_table_is_that_of_the_experiment():
 @pytest.mark.parametrize(
     ("page", "words"),
     [
-        ("docs/trackers.md", r"takes 0\.\d+(\d) ms a row"),
+        ("docs/trackers.md", r"takes 0\.\d+(\d) ms per row"),
         ("docs/trackers.md", r"\| kin8nm \| 0\.\d+ ± 0\.\d+(\d) \|"),
         ("docs/scale.md", r"\| 8 devices \| \d+(\d) \|"),
         ("docs/learn.md", r"at least 9(\d) % of a column"),

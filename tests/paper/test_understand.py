@@ -71,7 +71,7 @@ def test_the_flow_of_gain_1_is_exact() -> None:
 def test_a_constant_step_has_the_regret_of_its_jitter() -> None:
     """After the start, a round costs a/(2 - a)/(2B) on average; 1,500 rounds of 100 streams tell it to 1 %."""
     size = Size(streams=100, regret=2000)
-    algorithm, rule = understand.descents()["20 rows a round, constant step"]
+    algorithm, rule = understand.descents()["20 rows per round, constant step"]
     record = understand.regret_trial(algorithm, rule, size, 0)
     T, sums = record["T"], record["regret"]
     first = np.searchsorted(T, 500)

@@ -36,7 +36,7 @@ def target():
 
 @pytest.fixture(scope="module")
 def batches(rows):
-    """Eight of the pool's rows a round, without replacement."""
+    """Eight of the pool's rows per round, without replacement."""
     rng = np.random.default_rng(1)
     chosen = [rng.choice(N, 8, replace=False) for _ in range(ROUNDS)]
     return [opvi.batch((rows[0][i], rows[1][i])) for i in chosen]

@@ -7,7 +7,7 @@ from typing import Any, Self
 
 
 class Progress:
-    """Rounds, rows, rows a second and, where the end is known, the time left."""
+    """Rounds, rows, rows per second and, where the end is known, the time left."""
 
     def __init__(self, label: str, first_round: int, rounds: int | None, shown: bool):
         self.label, self.first, self.rounds, self.shown = label, first_round, rounds, shown

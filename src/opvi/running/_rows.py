@@ -34,7 +34,7 @@ def joined(parts: Sequence[Tree]) -> Tree:
 
 
 def padded(data: Data, rows: int) -> Data:
-    """Return the data filled up to so many rows with copies of the first, so that no row is an invented one."""
+    """Return the data filled up to this many rows with copies of the first, so that no row is an invented one."""
 
     def fill(a: np.ndarray) -> np.ndarray:
         return a if len(a) == rows else np.concatenate([a, np.repeat(a[:1], rows - len(a), 0)])

@@ -82,7 +82,7 @@ class _Iterator:
 class Stream:
     """Batches in the order of the data. Made by `opvi.stream`.
 
-    Arrays can be iterated anew, and from any round (`after`); an iterator goes on where it stopped.
+    Arrays can be iterated anew, and from any round (`after`); an iterator continues where it stopped.
     """
 
     def __init__(
@@ -154,7 +154,7 @@ def stream(
 
     Args:
         source: arrays with one leading axis of rows, e.g. `X` or `(X, y)`; or an iterator or generator.
-        batch_size: rows a round, as a number or a rule of `opvi.schedules`. A rule's batches are padded
+        batch_size: rows per round, as a number or a rule of `opvi.schedules`. A rule's batches are padded
             to powers of two, so that a growing batch compiles only O(log B) times. With `blocks=True`,
             None takes each block as it comes.
         rounds: stop after this many rounds. By default the source's end decides; the last batch may be
@@ -167,7 +167,7 @@ def stream(
     if on_bad not in ("raise", "skip"):
         raise ValueError(f'`on_bad` is {on_bad!r}, but must be "raise" or "skip".')
     if rounds is not None and rounds < 1:
-        raise ValueError(f"`rounds` is {rounds}, but must be at least 1, or None to go on to the source's end.")
+        raise ValueError(f"`rounds` is {rounds}, but must be at least 1, or None to run to the source's end.")
     if isinstance(source, Iterator):
         if batch_size is None and not blocks:
             raise ValueError("`batch_size=None` takes blocks as they come; it needs `blocks=True`.")
@@ -176,7 +176,7 @@ def stream(
         reader = _Iterator(source if blocks else one_by_one, on_bad)
         return Stream(reader, rule, rounds, done=0, skipped=0)
     if batch_size is None:
-        raise ValueError("`batch_size` is None, but arrays need a number of rows a round or a rule.")
+        raise ValueError("`batch_size` is None, but arrays need a number of rows per round or a rule.")
     if passes is None and rounds is None:
         raise ValueError("`passes=None` never ends; give `rounds` as well.")
     rule = as_batch_rule(batch_size)

@@ -10,7 +10,7 @@ import jax.numpy as jnp
 from opvi._steps import LARGEST_COUNT
 from opvi.types import Array, Sampler
 
-LANES = 512  # every LANES-th row competes with the others of its lane; the nearest of each lane go on
+LANES = 512  # every LANES-th row competes with the others of its lane; the nearest of each lane stay in the race
 TILE = 2 * LANES  # rows measured at once
 FARTHEST = 1e37  # squared distance
 EMPTY = 0x7F000000  # as an integer: of a lane without rows
@@ -54,7 +54,7 @@ def without_memory(sampler: Sampler) -> Sampler:
 
 
 def room(rows: int) -> int:
-    """Return the length of an array with places for so many rows: whole tiles."""
+    """Return the length of an array with places for this many rows: whole tiles."""
     return -(-rows // TILE) * TILE
 
 

@@ -133,7 +133,7 @@ def regressor(
         particles: how many networks; the groups of `default_settings` take turns.
         half_life: in rows; data older than that count half. None: the particles have memories of different
             length, and the weights find out which to trust.
-        warm_up: so many rows at the start are learnt in pairs, on a scale that follows every batch: several times
+        warm_up: this many rows at the start are learnt in pairs, on a scale that follows every batch: several times
             slower, and worth it while the model is far off.
         budget: bytes for all covariances. Where the full matrices do not fit they are cut into blocks.
         settings: what sets the particles apart, instead of `default_settings`.

@@ -15,7 +15,7 @@ from opvi.tracking._chunks import CHUNK
 from opvi.tracking._scaling import Moments
 from opvi.types import Array
 
-ENOUGH = 20  # rows whose units are good enough to go on with
+ENOUGH = 20  # rows whose units are good enough to keep
 GAP = 10.0  # times as far from the middle as all values that are not odd: no value
 ROOM = ENOUGH - 1 + CHUNK
 

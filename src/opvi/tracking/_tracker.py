@@ -50,7 +50,7 @@ def tracker(
             let the oldest rows fade, since what they remember was linearised at weights long gone: a half-life of
             460 rows and 23 % of the rows seen. `math.inf` stops that too.
         budget: bytes for what particles remember of the past.
-        memory_rows: choose the first-order sampler, and let it learn again from a sample of so many rows.
+        memory_rows: choose the first-order sampler, and let it learn again from a sample of this many rows.
         watch: report changes of the data in `info.changed`.
     """
     if not isinstance(target, Target):

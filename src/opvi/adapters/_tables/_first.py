@@ -26,7 +26,7 @@ NAMES = {"dmy": "day, month, year", "mdy": "month, day, year", "ymd": "year, mon
 
 
 class Reading(NamedTuple):
-    """What the user says about how values are spelt; what is None is found out."""
+    """What the user says about how values are spelt; what is None is worked out from the rows."""
 
     decimal: str | None = None
     thousands: str | None = None
@@ -69,7 +69,7 @@ class First:
         self.arrays = [raw(block, name, len(block.numbers)) for block in blocks]
         self.odd = np.concatenate([_nested(block, name) for block in blocks])  # lists and objects, in the rows
         self.open = any(block.open for block in blocks)
-        self.forms: dict[tuple[str, str], int] = {}  # in which its texts are numbers, and how many are not
+        self.forms: dict[tuple[str, str], int] = {}  # in which its strings are numbers, and how many are not
         self.orders: list[tuple[str, int, int]] = []  # the same of dates
         self.kind = self._kind()
 
@@ -106,7 +106,7 @@ class First:
         return "date" if self.orders else "text"
 
     def _forms(self, texts: list[str]) -> dict[tuple[str, str], int]:
-        """The spellings in which the texts are numbers; of plain ones nothing else is asked."""
+        """The spellings in which the strings are numbers; of plain ones nothing else is asked."""
         plain = self.reading.forms[0] == (".", "")
         if plain and self._mostly("number", None):
             dotted = [text for text in texts if "." in text]
@@ -130,7 +130,7 @@ class First:
         return Values(data, missing & ~self.odd, bad | large | self.odd)
 
     def levels(self) -> tuple[list[str], list[str]]:
-        """Each row's text without the missing ones, and the different texts, the most frequent first."""
+        """Each row's text without the missing ones, and the different strings, the most frequent first."""
         out: list[str] = []
         for array in self.arrays:
             codes, texts = as_levels(array, self.spelling)
@@ -142,7 +142,7 @@ class First:
         return {folded(text) for text in self.levels()[1]} == {"yes", "no"}
 
     def like(self) -> tuple[str, str]:
-        """What texts were probably meant to be, and how that is written; nothing if they are just texts."""
+        """What strings were probably meant to be, and how that is written; nothing if they are just strings."""
         texts = [text for text in self.levels()[0] if not text.isdigit()]  # whole numbers are not misspelt, but long
         for pattern, like, plain in ((LIKE_NUMBERS, "numbers", "1234.5"), (LIKE_DATES, "dates", "2024-01-31")):
             if texts and sum(pattern.fullmatch(text) is not None for text in texts) >= NEARLY * len(texts):

@@ -180,7 +180,9 @@ def _text(first: First) -> tuple[Column | None, str]:
     hint = hint and f": {hint}"
     if len(levels) >= DIFFERENT * len(texts):
         return None, f"left out: {'' if len(levels) == len(texts) else 'nearly '}every value differs{hint}"
-    return Column(first.name, "hashed", gaps), f"has {len(levels)} different texts: hashed into {HASHED} columns{hint}"
+    return Column(
+        first.name, "hashed", gaps
+    ), f"has {len(levels)} different strings: hashed into {HASHED} columns{hint}"
 
 
 def _task(first: First, task: str, classes: Sequence[str] | None, notes: list[str]) -> tuple[str, str, Sequence[str]]:
@@ -223,8 +225,8 @@ def _task(first: First, task: str, classes: Sequence[str] | None, notes: list[st
         like, plain = first.like()
         if task == "auto" and like and not numeric:
             raise TableError(
-                f"{where} holds texts such as {quoted(found[0])}, which look like {like}. Write them like {plain}; or, "
-                "if they are labels, say so: task classification."
+                f"{where} holds strings such as {quoted(found[0])}, which look like {like}. Write them like {plain}; "
+                "or, if they are labels, say so: task classification."
             )
     _refuse_single(found, where)
     rows = len(first.levels()[0])
@@ -236,7 +238,7 @@ def _task(first: First, task: str, classes: Sequence[str] | None, notes: list[st
 
 
 def _as_written(first: First) -> list[str]:
-    """The texts of a column, each in its most frequent spelling."""
+    """The strings of a column, each in its most frequent spelling."""
     if not first.spelling.fold:
         return first.levels()[1]
     first.spelling, key = first.spelling._replace(fold=False), first.spelling.key
@@ -276,8 +278,8 @@ def _schema(target: str, task: str, classes: list[str], labels: str, columns: li
     if len(names) > MOST_FEATURES:
         widest = sorted(columns, key=lambda column: -len(column.features))[:3]
         raise TableError(
-            f"the columns make {len(names):,} numbers a row, but at most {MOST_FEATURES:,} are learnt from. Leave some "
-            f"out, e.g. {', '.join(quoted(column.name) for column in widest)}."
+            f"the columns make {len(names):,} numbers per row, but at most {MOST_FEATURES:,} are learnt from. Leave "
+            f"some out, e.g. {', '.join(quoted(column.name) for column in widest)}."
         )
     seen: dict[str, int] = {}
     features = []

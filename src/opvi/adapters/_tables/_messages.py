@@ -15,7 +15,7 @@ class Number(str):
     """A number as JSON spells it, with a decimal point, however the table spells its own."""
 
 
-Row = dict[str, object]  # texts, numbers, truth values; a list or an object stands for itself
+Row = dict[str, object]  # strings, numbers, truth values; a list or an object stands for itself
 DECODER = json.JSONDecoder(parse_float=Number, parse_int=Number, parse_constant=constant, object_pairs_hook=distinct)
 
 

@@ -33,7 +33,7 @@ class Column(NamedTuple):
     kind: str  # number, boolean, date, levels or hashed
     gaps: bool = False  # whether a column says where the value was missing
     mean: float = 0.0  # what gaps are filled with; of a date, the days
-    levels: list[str] = []  # noqa: RUF012 (never written to): texts with a column each
+    levels: list[str] = []  # noqa: RUF012 (never written to): strings with a column each
     start: int = 0  # of a date: the first row's, in microseconds since 1970
     hours: bool = False  # of a date: whether there are times of day
     spelling: Spelling = PLAIN
@@ -64,7 +64,7 @@ class Encoded(NamedTuple):
     row: np.ndarray  # [n] int64, numbers in the source
     rejected: list[Rejected]  # malformed rows of the block included
     gaps: np.ndarray  # [columns of the source] of these rows, filled in
-    words: dict[str, list[str]] = {}  # noqa: RUF012 (never written to): texts of the hashed columns, row by row
+    words: dict[str, list[str]] = {}  # noqa: RUF012 (never written to): strings of the hashed columns, row by row
 
 
 class Schema(NamedTuple):
@@ -240,20 +240,20 @@ def labels_of(
 
 
 class Texts(NamedTuple):
-    """The texts of a column: for each row its place in `texts`, -1 for none."""
+    """The strings of a column: for each row its place in `texts`, -1 for none."""
 
     codes: np.ndarray
     texts: list[str]
 
     def of(self, rows: np.ndarray) -> list[str]:
-        """Return the texts of some rows, without gaps."""
+        """Return the strings of some rows, without gaps."""
         return [self.texts[code] for code in self.codes[rows].tolist() if code >= 0]
 
 
 def encode_column(
     column: Column, array: pa.Array, out: np.ndarray, reasons: dict[int, str]
 ) -> tuple[np.ndarray, Texts | None]:
-    """Write a column's numbers; return the rows with a gap, and texts. `reasons` gets rows that break the schema."""
+    """Write a column's numbers; return the rows with a gap, and strings. `reasons` gets rows that break the schema."""
     where, met = f"column {quoted(column.name)}", None
     if column.kind in ("levels", "hashed"):
         met = Texts(*as_levels(array, column.spelling))

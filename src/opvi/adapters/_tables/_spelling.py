@@ -39,14 +39,14 @@ class Spelling(NamedTuple):
     thousands: str = ""  # between groups of three digits
     dates: str = ""  # dmy, mdy or ymd, or a pattern with %; nothing for 2024-01-31
     na: tuple[str, ...] = ()  # more words for nothing, in lower case
-    fold: bool = False  # whether texts that differ by case and spaces are the same
+    fold: bool = False  # whether strings that differ by case and spaces are the same
 
     def missing(self, among_values: bool = False) -> frozenset[str]:
         """Words for nothing: in any column, or among numbers and dates."""
         return _missing(self.na, among_values)
 
     def key(self, text: str) -> str:
-        """What two texts have in common if they mean the same level."""
+        """What two strings have in common if they mean the same level."""
         return folded(text) if self.fold else text
 
 
@@ -125,7 +125,7 @@ def _below_60(text: str) -> int:
 
 
 def spellings(texts: Iterable[str], allowed: list[tuple[str, str]], most_bad: float) -> dict[tuple[str, str], int]:
-    """The spellings of numbers, decimal and thousands, in which all but a few of the texts are numbers; and how few."""
+    """The spellings of numbers, decimal and thousands, in which all but a few strings are numbers; and how few."""
     texts, out = list(texts), {}
     for form in allowed:
         wanted, bad = pattern(*form), 0
@@ -139,7 +139,7 @@ def spellings(texts: Iterable[str], allowed: list[tuple[str, str]], most_bad: fl
 
 
 def date_orders(texts: list[str], allowed: Iterable[str], most_bad: float) -> list[tuple[str, int, int]]:
-    """The orders in which all but a few of the texts are dates: order, how few, and steps that go back in time."""
+    """The orders in which all but a few of the strings are dates: order, how few, and steps that go back in time."""
     out = []
     for order in allowed:
         stamps = []

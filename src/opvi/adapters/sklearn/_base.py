@@ -167,8 +167,8 @@ class OnlineEstimator(BaseEstimator):
         """A frame as numbers, by what was understood of the one learnt from first."""
         if not is_frame(X):
             raise ValueError(
-                f"X is of type {type(X).__name__}, but the estimator has learnt from a data frame with texts, dates or "
-                "gaps. Give a data frame with the same columns."
+                f"X is of type {type(X).__name__}, but the estimator has learnt from a data frame with strings, dates "
+                "or gaps. Give a data frame with the same columns."
             )
         validate_data(self, X, reset=reset, skip_check_array=True)  # the names of the columns
         return encoded(X, self._schema)  # type: ignore[arg-type]

@@ -36,13 +36,13 @@ class OPVIClassifier(ClassifierMixin, OnlineEstimator):
         hidden: width of each hidden layer; `()` for linear models.
         n_particles: how many networks: a multiple of 4, or of 2 if a half-life is given.
         half_life: in rows; data older than that count half. None determines how fast to forget.
-        memory_rows: keep a uniform sample of so many rows, and learn from some of them again with every batch.
+        memory_rows: keep a uniform sample of this many rows, and learn from some of them again with every batch.
         neighbour_rows: rows kept beside the networks, of which the nearest take part in predictions; what 16 MB hold
             if None, none for linear models; 0 for none.
         n_epochs: passes of `fit`. Passes after the first teach the parameters, not the calibration.
         shuffle: whether `fit` goes through the rows in random order. False for rows in the order of time.
         random_state: a seed, or what scikit-learn makes one of.
-        encode: whether a data frame with texts, categories, dates or gaps becomes numbers as in `opvi learn`; arrays
+        encode: whether a data frame with strings, categories, dates or gaps becomes numbers as in `opvi learn`; arrays
             and frames of numbers stay as they are.
     """
 

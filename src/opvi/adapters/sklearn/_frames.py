@@ -1,4 +1,4 @@
-"""Data frames with texts, categories, dates and gaps as numbers, by the encoder of `opvi learn`."""
+"""Data frames with strings, categories, dates and gaps as numbers, by the encoder of `opvi learn`."""
 
 from typing import TYPE_CHECKING, Any
 
@@ -46,7 +46,7 @@ def block_of(X: Any) -> "Block":
         import pyarrow as pa
     except ImportError as error:
         raise ImportError(
-            "a data frame with texts, dates or gaps is encoded by pyarrow: `pip install 'opvi[cli]'`. Or encode it "
+            "a data frame with strings, dates or gaps is encoded by pyarrow: `pip install 'opvi[cli]'`. Or encode it "
             "yourself, and give numbers."
         ) from error
     from opvi.adapters._tables import Block

@@ -105,7 +105,7 @@ def _add_spelling(command: argparse.ArgumentParser) -> None:
     )
     command.add_argument("--date-format", metavar="FORM", help="dmy, mdy, ymd, or a pattern such as %%d.%%m.%%Y")
     command.add_argument("--na", metavar="WORD,…", help="more words for a missing value, such as -999,unknown")
-    command.add_argument("--fold-case", action="store_true", help="texts that differ by case or spaces are the same")
+    command.add_argument("--fold-case", action="store_true", help="strings that differ by case or spaces are the same")
     kind = command.add_mutually_exclusive_group()
     kind.add_argument("--positive", action="store_true", help="the target is always positive: its logarithm is learnt")
     kind.add_argument("--counts", action="store_true", help="the target counts something: 0, 1, 2, …")

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 LOG_EVERY = 10.0  # seconds
 DRAWN_EVERY = 0.25
-RATE_OVER = 10.0  # seconds behind the rows a second shown
+RATE_OVER = 10.0  # seconds behind the rows per second shown
 
 
 class Terminal(Console):

@@ -205,7 +205,7 @@ class Learner:
             for block in itertools.chain(first, blocks_of(source, stop)):
                 done = False
                 check_columns(self.schema, block, source.name)
-                if block.unended:  # if its line goes on later, this is where to return to
+                if block.unended:  # if its line is longer later, this is where to return to
                     self.save()
                 start, end = block.first, block.first + block.rows
                 while start < end:

@@ -168,7 +168,7 @@ def _text(x: np.ndarray, name: str, columns: list[int], levels: list[str], flags
 
 
 def _hashed(x: np.ndarray, name: str, columns: list[int], flags: list[int], texts: Mapping[str, str]) -> Piece:
-    """A text of many values, by the places where they fall: each is called by its most frequent texts."""
+    """A text of many values, by the places where they fall: each is called by its most frequent strings."""
     settings, counts = np.unique(x[:, columns + flags], axis=0, return_counts=True)
     named = []
     for setting in settings[:, : len(columns)]:
@@ -176,7 +176,7 @@ def _hashed(x: np.ndarray, name: str, columns: list[int], flags: list[int], text
         sign = "−" if setting[place] < 0 else "+"
         called = texts.get(f"{place + 1}{sign}", f"place {place + 1}{sign}")
         named.append(called if setting.any() else "(missing)")
-    return _most_frequent(f"{name}, many texts", columns + flags, settings, named, counts)
+    return _most_frequent(f"{name}, many strings", columns + flags, settings, named, counts)
 
 
 def _most_frequent(name: str, columns: list[int], settings: np.ndarray, named: list[str], counts: np.ndarray) -> Piece:

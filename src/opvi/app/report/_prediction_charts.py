@@ -150,7 +150,7 @@ def _pit(counts: np.ndarray) -> Figure:
         "Each true value is placed where it fell in its own predictive distribution; honest predictions give even "
         "bars. A hill means too wide predictions, a valley too narrow ones, a slope a bias. Chance alone keeps 19 of "
         "20 bars in the grey band"
-        + ("; with so many rows even a harmless unevenness leaves it." if total > 20_000 else ".")
+        + ("; with this many rows even a harmless unevenness leaves it." if total > 20_000 else ".")
     )
     return Figure(title, chart, caption)
 

@@ -39,7 +39,7 @@ class Asked(NamedTuple):
 
 
 class Asking:
-    """Answers questions in a thread of its own; learning goes on meanwhile.
+    """Answers questions in a thread of its own; learning continues meanwhile.
 
     Args:
         published: returns the state to predict with.

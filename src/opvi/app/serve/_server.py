@@ -20,7 +20,7 @@ from opvi.app.serve._writer import Writer
 
 APART, TOGETHER, READONLY = "apart", "together", "readonly"  # who writes the run
 DRAIN = 30  # seconds for requests that are being answered
-SWITCH = 0.001  # seconds after which a thread lets others go on: answers wait for learning no longer
+SWITCH = 0.001  # seconds after which a thread lets others run: answers wait for learning no longer
 
 
 class Address(NamedTuple):

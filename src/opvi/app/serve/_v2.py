@@ -20,7 +20,7 @@ from opvi.app.serve._worker import Answer, answer, refused
 
 VERSION = "1"  # of every model
 HEADER = "inference-header-content-length"  # bytes of JSON, where tensors follow in binary
-KINDS = {"number": "FP64", "boolean": "BOOL"}  # of columns; all others are texts
+KINDS = {"number": "FP64", "boolean": "BOOL"}  # of columns; all others are strings
 DTYPES = {
     "BOOL": "?",
     **{f"UINT{8 * size}": f"<u{size}" for size in (1, 2, 4, 8)},
@@ -156,7 +156,7 @@ def _plain(value: object) -> object:
         return None if math.isnan(value) else Number(repr(value))
     if isinstance(value, int):
         return Number(value)
-    raise BadLineError("an input holds something else than numbers, truth values or texts")
+    raise BadLineError("an input holds something else than numbers, truth values or strings")
 
 
 def _texts(data: bytes) -> Iterator[bytes]:

@@ -134,7 +134,7 @@ class Writer:
             self.save()
         except RunError as error:
             self._patient = time.monotonic() + AGAIN
-            print(f"opvi: {error} Learning goes on, and the log keeps the rows.", file=sys.stderr)
+            print(f"opvi: {error} Learning continues, and the log keeps the rows.", file=sys.stderr)
 
     def save(self) -> None:
         """Write a checkpoint; log segments that no checkpoint needs are deleted."""
