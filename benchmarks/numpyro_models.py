@@ -291,7 +291,7 @@ def near(trial: dict) -> bool:
 
 def write(file: Path, done: dict[str, dict]) -> None:
     """Write what has been measured so far."""
-    made = {"command": COMMAND, "sources": stamp(*SOURCES), "table": table(done), "results": done}
+    made = {"command": COMMAND, "sources": stamp(*SOURCES), "tables": [table(done)], "results": done}
     file.write_text(json.dumps(made, indent=1) + "\n")
 
 
