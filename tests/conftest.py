@@ -19,10 +19,13 @@ import numpy as np
 import pytest
 
 import opvi
+from opvi.running._programs import _swept
 
 # Programs that one process compiled serve the others, `make slow` after `make test`, and the next run. With a bound on
 # its size JAX locks the folder; small programs are not worth the lock.
-jax.config.update("jax_compilation_cache_dir", str(Path(__file__).parents[1] / ".stamps" / "programs"))
+PROGRAMS = Path(__file__).parents[1] / ".stamps" / "programs"
+_swept(PROGRAMS)
+jax.config.update("jax_compilation_cache_dir", str(PROGRAMS))
 jax.config.update("jax_compilation_cache_max_size", 1 << 30)
 jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.2)
 jax.config.update("jax_numpy_rank_promotion", "raise")

@@ -163,7 +163,7 @@ def draw(book: Book, rivals: list[Rival], ours: Ours, path: Path) -> Path:
         left.set(xscale="log", xlim=(0.85, 7.5), xlabel="error, opvi = 1 (RMSE, or share of rows wrong)")
         left.set_xticks([1, 1.5, 2, 3, 5], ["1", "1.5", "2", "3", "5"])
         left.minorticks_off()
-        right.set(xlabel="log score lost to opvi, nats a row")
+        right.set(xlabel="log score lost to opvi, nats per row")
         right.set_xscale("symlog", linthresh=0.1)
         right.set_xlim(-0.12, 4)
         right.set_xticks([-0.1, -0.05, 0, 0.05, 0.1, 0.3, 1, 3], ["-0.1", "-0.05", "0", "0.05", "0.1", "0.3", "1", "3"])

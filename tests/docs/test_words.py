@@ -10,7 +10,7 @@ import pytest
 ROOT = Path(__file__).parents[2]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md")), *sorted((ROOT / "docs" / "guides").glob("*.md"))]
 SOURCES = [path for folder in ("src", "arena") for path in sorted((ROOT / folder).rglob("*.py"))]
-UNITS = "rows|updates|rounds|bytes|ms|µs|milliseconds|microseconds|seconds|numbers|predictions|requests"
+UNITS = "rows|nats|updates|rounds|bytes|ms|µs|milliseconds|microseconds|seconds|numbers|predictions|requests"
 UNWANTED = {
     "per row, per second": rf"\b({UNITS}) an? (second|row|round|batch)\b",
     "resume, continue": r"\bgo(es)? on\b(?! [a-z]+ing)",
