@@ -222,6 +222,7 @@ def differing_under_default_flags(*arguments):
     return done.stdout.split()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "names",
     [

@@ -105,6 +105,7 @@ def test_frames_of_numbers_stay_arrays():
     assert model.encoded_features_ == ["flag", "a", "b"]
 
 
+@pytest.mark.slow
 def test_a_classifier_in_a_pipeline_learns_frames_bit_by_bit():
     X, y = frame()
     label = np.where(y > 2, "much", "little")

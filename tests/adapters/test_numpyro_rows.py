@@ -63,6 +63,7 @@ def test_latents_of_rows_are_summed_out():
     assert target.sample(0, particles, Y)["y"].shape == (3, 6)
 
 
+@pytest.mark.slow
 def test_a_latent_with_a_support_is_summed_out_by_quadrature():
     target = from_numpyro(overdispersed, COUNT)
 

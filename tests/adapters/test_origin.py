@@ -73,6 +73,7 @@ def test_a_classifier_far_from_0(rows):
     np.testing.assert_allclose(far.predict_proba(x[200:] + FAR_X), near.predict_proba(x[200:]), atol=0.005)
 
 
+@pytest.mark.slow
 def test_a_river_model_far_from_0(rows):
     x, y = rows
     near, far = (Regressor(hidden=(), n_particles=4, warm_up=0, seed=0) for _ in range(2))

@@ -112,6 +112,7 @@ def test_twenty_calls_of_the_classifier_equal_one_run_bit_for_bit():
     assert same(model.state_, state)
 
 
+@pytest.mark.slow
 def test_one_large_call_equals_many_small_ones_and_a_ragged_end_is_the_streams(regression, monkeypatch):
     model, *_ = regression
     X, y = drawn(450)

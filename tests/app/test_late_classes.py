@@ -39,6 +39,7 @@ def whole(table):
     return folder
 
 
+@pytest.mark.slow
 def test_late_classes_are_learnt(table, whole, tmp_path):
     known = learnt(RunDirectory(whole))
     assert known.schema.classes[:2] == ["a", "b"]

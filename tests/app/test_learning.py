@@ -556,6 +556,7 @@ def test_alarms_are_sent_to_an_address(table, tmp_path, monkeypatch, capsys):
     assert "'nowhere' is not an address" in capsys.readouterr().err
 
 
+@pytest.mark.slow
 def test_columns_tell_their_gaps_and_how_far_they_moved(tmp_path):
     """Against NumPy, whole and stopped on the way; the text of the page has them."""
     rng = np.random.default_rng(0)
@@ -598,6 +599,7 @@ def test_an_alarm_may_be_an_exit_status(table, tmp_path, monkeypatch):
     assert cli.main([*words, str(tmp_path / "loud"), "--resume"]) == 0  # none since
 
 
+@pytest.mark.slow
 def test_several_targets_are_runs_side_by_side(tmp_path, capsys):
     """The same as learning each by itself without the other; predicted together; resumed together."""
     rng = np.random.default_rng(0)

@@ -52,6 +52,7 @@ def test_moments_are_those_of_log_normals():
     np.testing.assert_allclose(told[1], np.sqrt(second - first**2), rtol=1e-5)
 
 
+@pytest.mark.slow
 def test_figures_are_of_the_target_itself(table, run):
     """Loss and error by hand: the density of y has the Jacobian 1/y, and integrates to 1."""
     known = learnt(RunDirectory(run))

@@ -378,6 +378,7 @@ def test_a_follower_swaps_when_a_checkpoint_lands(run, begun, monkeypatch):
     assert after == now != before
 
 
+@pytest.mark.slow
 def test_classes_and_those_that_come_later(tmp_path):
     rng = np.random.default_rng(0)
     x = rng.normal(size=(300, 2))

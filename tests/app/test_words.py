@@ -61,6 +61,7 @@ def towns(tmp_path_factory):
     return path
 
 
+@pytest.mark.slow
 def test_the_report_says_which_texts_are_meant(towns, tmp_path, monkeypatch) -> None:
     monkeypatch.setattr(learner, "ROWS", 80)
     whole = learn(towns, tmp_path / "whole")

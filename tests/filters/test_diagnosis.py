@@ -29,6 +29,7 @@ def learnt():
     return opvi.run(TRACKER, opvi.stream((X, Y), 20), KEY, particles=60)[0]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("shift", "narrower"), [(0.0, 1.0), (3.0, 1.0), (0.0, 0.2)])
 def test_draws_are_the_posterior_wherever_particles_are(learnt, shift, narrower):
     x = np.asarray(learnt.particles, float)

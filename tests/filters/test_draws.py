@@ -93,6 +93,7 @@ def test_a_correlated_prior_enters_whole():
     check(sampler, state, *exact(data, 10, 40.0, 1.0, precision)[:2])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("dim", [50, 51])
 def test_there_is_no_cliff_where_the_tracker_changes_its_method(dim):
     X, y = rows(dim - 1, 600)

@@ -67,6 +67,7 @@ def test_covariances_stay_symmetric_bounded_and_positive():
     assert min(np.linalg.eigvalsh(c)[0] for c in C) > -1e-4
 
 
+@pytest.mark.slow
 def test_it_learns_far_faster_than_first_order_flows():
     rng = np.random.default_rng(0)
     X = rng.normal(size=(2200, 3)).astype(np.float32)

@@ -21,6 +21,7 @@ def mirrored():
     return opvi.target(lambda v: -(v**2).sum() / 18, log_likelihood, lambda key: 3 * jax.random.normal(key, (1,)))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", [0, pytest.param(1, marks=pytest.mark.slow), pytest.param(2, marks=pytest.mark.slow)])
 def test_mode_weights_follow_the_evidence(seed):
     """Log odds from 0 to 5, and back to -5: within .05 of the weight at each stop, and not far from it on the way."""

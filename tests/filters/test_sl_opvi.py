@@ -131,6 +131,7 @@ def test_both_modes_stay_with_their_weights(mixture, tracker, far_apart, window)
     assert tracking_error(particles, exact) < 0.26  # 60 independent exact draws are about as far away
 
 
+@pytest.mark.slow
 def test_growing_batches_keep_rows_and_no_padding(tracker, mixture_rows):
     batches = [opvi.batch(mixture_rows[b : 2 * b], pad_to=16) for b in (1, 2, 4, 8)]
     state, history = opvi.run(tracker, batches, KEY, particles=N)
@@ -224,6 +225,7 @@ def test_weights_take_over_what_leaves():
     assert float(reweighted(basis, weight, -5 * basis[:, 0]).min()) == 0
 
 
+@pytest.mark.slow
 def test_counts_with_steep_likelihoods_are_followed_without_stored_rows():
     """100 particles are too few to fit 28 coefficients to: such a polynomial bends upwards, and they run away."""
     d, days = 6, 40

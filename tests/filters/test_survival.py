@@ -17,6 +17,7 @@ def classes_of(X, outputs):
     return (z > 0).astype(int) if outputs == 1 else np.digitize(z, [-0.7, 0.7])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("hidden", "outputs"),
     [

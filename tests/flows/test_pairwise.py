@@ -123,6 +123,7 @@ assert np.isfinite(pair_sums(x, x, np.float32(1.0)).push).all()
 """
 
 
+@pytest.mark.slow
 def test_nothing_but_a_gpu_needs_pallas():
     subprocess.run([sys.executable, "-c", WITHOUT_PALLAS], check=True)
 

@@ -104,6 +104,7 @@ def test_a_mixture_of_equal_gaussians_is_the_gaussian() -> None:
 # --- the mixture ------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_measures_of_exact_draws_are_small() -> None:
     rows = synthetic.rows_of(0, 500, 2.0)[:500]
     posterior = exact_posterior(rows)

@@ -207,6 +207,7 @@ def test_progress_is_one_line_in_a_log(sampler, growing, capsys):
     assert capsys.readouterr().err == ""
 
 
+@pytest.mark.slow
 def test_compare_gives_every_method_the_same_budget(mixture, mixture_rows):
     step = opvi.schedules.decaying(0.05, 0.55)
     methods = {

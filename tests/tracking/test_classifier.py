@@ -151,6 +151,7 @@ def test_a_large_batch_learns_like_a_stream_of_twenties(tracker, learnt):
     assert float(info.log_predictive) == pytest.approx(float(one.log_predictive + two.log_predictive) / 2, abs=1e-4)
 
 
+@pytest.mark.slow
 def test_single_rows_learn_like_batches(simple):
     X, y = rows_of(6, 600)
     state, history = opvi.run(simple, opvi.stream((X, y), 1), KEY, state=simple.init(KEY))

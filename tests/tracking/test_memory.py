@@ -124,6 +124,7 @@ def test_memory_is_used_where_it_helps_and_the_mixture_stays_calibrated(rough):
     assert float(opvi.metrics.coverage(said, jnp.asarray(y[4000:]), 0.9)) == pytest.approx(0.9, abs=0.04)
 
 
+@pytest.mark.slow
 def test_memory_is_let_go_where_it_does_not_help():
     """A line with noise: neighbours know nothing that a linear model does not."""
     rng = np.random.default_rng(3)

@@ -135,6 +135,7 @@ def test_the_temperature_is_found_by_predicting_first():
 # --- replay -------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_replay_learns_more_from_the_same_rows_and_keeps_nothing_poisoned():
     rng = np.random.default_rng(0)
     X = rng.normal(size=(600, 2)).astype(np.float32)

@@ -75,6 +75,7 @@ def test_any_sampler_learns_the_same_bits_whatever_the_order():
     assert not np.array_equal(done[0][0].particles, plain.particles)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("order", [0, 1, 2])
 def test_a_change_is_heard_of_through_every_wrapper(order):
     remember = partial(opvi.remembering, memory_rows=20, again=0, example=EXAMPLE)
