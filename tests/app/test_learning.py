@@ -349,7 +349,8 @@ def test_the_figures_are_those_of_predicting_each_batch_before_learning_it(table
     np.testing.assert_allclose(told.total.error, np.sqrt(np.concatenate(error).mean()), rtol=1e-4)
     np.testing.assert_allclose(told.total.covered, np.concatenate(covered).mean(), atol=2 / len(y))
     np.testing.assert_allclose(told.baseline, np.sqrt(np.concatenate(baseline).mean()), rtol=1e-4)
-    np.testing.assert_array_equal(np.asarray(state.particles), np.asarray(done.engine.state.particles))
+    # Up to rounding: the engine compiles with other options.
+    np.testing.assert_allclose(np.asarray(state.particles), np.asarray(done.engine.state.particles), atol=1e-4)
     assert json.loads((tmp_path / "run" / "metrics.json").read_text())["rows"] == len(y) == seen[-1]
 
 
