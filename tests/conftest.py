@@ -46,5 +46,6 @@ def mixture() -> opvi.Target:
 @pytest.fixture(autouse=True, scope="module")
 def _forget_programs():
     """Compiled programs of a module are freed after it: hundreds at once exhaust a process's memory maps."""
+    _swept(PROGRAMS)  # a process that was killed by a test may have left one half-written
     yield
     jax.clear_caches()

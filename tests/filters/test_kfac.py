@@ -8,7 +8,6 @@ import numpy as np
 import pytest
 
 import opvi
-from opvi.filters import _kfac as kfacs
 
 KEY = jax.random.key(0)
 
@@ -90,21 +89,3 @@ def test_activations_are_dealt_in_order():
         both.init(KEY, 5)
     with pytest.raises(ValueError, match="the same sizes"):
         opvi.kfac([relu, opvi.mlp(2, (5,), opvi.categorical(), outputs=3, prior_variance=None)])
-
-
-@pytest.mark.parametrize("largest", [0, 1e9])
-def test_samplers_side_by_side_learn_what_each_learns_by_itself(largest, monkeypatch):
-    monkeypatch.setattr(kfacs, "LARGEST_COPY", largest)
-    relu, tanh = (opvi.mlp(3, (4,), opvi.categorical(), outputs=2, activation=f) for f in (jax.nn.relu, jnp.tanh))
-    samplers = [opvi.kfac(relu, half_life=40.0), opvi.kfac(tanh), opvi.kfac(relu, half_life=400.0), opvi.kfac(relu)]
-    states = alone = [sampler.init(jax.random.key(i), 2) for i, sampler in enumerate(samplers)]
-    rng = np.random.default_rng(0)
-    for _ in range(3):
-        X = rng.normal(size=(6, 3)).astype(np.float32)
-        batch = opvi.batch((X, (X[:, 0] > 0).astype(np.int32)))
-        done = kfacs.side_by_side(samplers, KEY, states, batch)
-        states = [state for state, _ in done]
-        alone = [sampler.step(KEY, state, batch)[0] for sampler, state in zip(samplers, alone, strict=True)]
-    for one, other in zip(states, alone, strict=True):
-        jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-5), one, other)
-    assert not np.allclose(states[0].factors[0].inverse, states[2].factors[0].inverse, rtol=1e-2)

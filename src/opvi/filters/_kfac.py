@@ -35,7 +35,6 @@ REFRESH_BELOW = 0.7  # invert afresh once forgetting has worn the damping down t
 REFRESH_EVERY = 500  # rounds at the latest, because rounding adds up
 DAMPING, WANDERING_DAMPING = 0.03, 0.3
 SMALL = 1e-6
-LARGEST_COPY = 2e6  # bytes of a state that is copied in order to compile less
 
 
 class Factor(NamedTuple):
@@ -207,31 +206,6 @@ def kfac(
     one, *others = targets
     usual = PARTICLES // len(targets) * len(targets)
     return KFAC(one, tuple(others), damping, half_life, wander, largest_change, particles=usual)
-
-
-def side_by_side(
-    samplers: Sequence[KFAC], key: Key, states: Sequence[KFACState], batch: Batch
-) -> list[tuple[KFACState, StepInfo]]:
-    """Return what each sampler's step returns.
-
-    Those that differ in their half-life alone are compiled once, unless they are so large that the copies would cost
-    more than a stream repays.
-    """
-    large = sum(leaf.nbytes for leaf in jax.tree.leaves(states[0])) > LARGEST_COPY if states else False
-    alike: dict[KFAC | int, list[int]] = {}
-    for place, sampler in enumerate(samplers):
-        alike.setdefault(place if large else replace(sampler, half_life=math.inf), []).append(place)
-    done: dict[int, tuple[KFACState, StepInfo]] = {}
-    for one, places in alike.items():
-        if isinstance(one, int) or len(places) == 1:
-            done[places[0]] = samplers[places[0]].step(key, states[places[0]], batch)
-            continue
-        stacked = jax.tree.map(lambda *leaves: jnp.stack(leaves), *(states[place] for place in places))
-        half_lives = jnp.asarray([samplers[place].half_life for place in places], states[0].particles.dtype)
-        out = jax.lax.map(lambda given, one=one: one._step(key, given[0], batch, given[1]), (stacked, half_lives))
-        for at, place in enumerate(places):
-            done[place] = jax.tree.map(itemgetter(at), out)
-    return [done[place] for place in range(len(samplers))]
 
 
 def _by_target(sampler: KFAC, function: Callable[[Bent, Tree], Tree], of_particles: Tree) -> Tree:

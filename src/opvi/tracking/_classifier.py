@@ -14,7 +14,7 @@ from jax.scipy.special import logsumexp
 from opvi._steps import LARGEST_COUNT, StepInfo, compiled, in_one_program, pieces
 from opvi.filters import LinearState, kfac, linear_ekf
 from opvi.filters._covariance import exactly
-from opvi.filters._kfac import KFAC, KFACState, side_by_side
+from opvi.filters._kfac import KFAC, KFACState
 from opvi.filters._linear_ekf import LinearEKF, predict_linear
 from opvi.predictive import Categorical, Predictive
 from opvi.targets import Target, cast, categorical, mlp
@@ -316,7 +316,7 @@ def _learn_models(
     sampler: Classifier, key: Key, state: ClassifierState, batch: Batch
 ) -> tuple[tuple[KFACState, ...], LinearState | None, list[StepInfo]]:
     """The networks and the filters after a batch of scaled rows, and what they report."""
-    done = side_by_side(sampler.networks, key, state.networks, batch)
+    done = [net.step(key, s, batch) for net, s in zip(sampler.networks, state.networks, strict=True)]
     lines, infos = state.linear, [info for _, info in done]
     if sampler.filters is not None and lines is not None:
         lines, info = sampler.filters.step(key, lines, batch)
