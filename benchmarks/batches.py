@@ -13,6 +13,7 @@ import numpy as np
 
 import opvi
 from benchmarks.machine import machine
+from benchmarks.robust import summary
 from opvi import metrics
 from paper.data import uci_split
 
@@ -33,12 +34,6 @@ def errors(name: str, split: int, size: int) -> dict[str, float]:
         "log density": float(said.log_density(test).mean()),
         "covered by 90 %": float(metrics.coverage(said, test, 0.9)),
     }
-
-
-def summary(found: list[dict[str, float]]) -> dict[str, dict[str, float]]:
-    """Mean and standard deviation of every number."""
-    columns = {name: [f[name] for f in found] for name in found[0]}
-    return {name: {"mean": float(np.mean(c)), "sd": float(np.std(c, ddof=1))} for name, c in columns.items()}
 
 
 def main() -> None:
