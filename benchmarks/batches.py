@@ -9,7 +9,6 @@ import json
 from pathlib import Path
 
 import jax.numpy as jnp
-import numpy as np
 
 import opvi
 from benchmarks.machine import machine
