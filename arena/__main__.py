@@ -4,6 +4,7 @@ import argparse
 import json
 import multiprocessing
 import os
+from collections.abc import Iterable
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from pathlib import Path
 from typing import Any
@@ -30,14 +31,30 @@ MEASURED = ("cells", "forecasts", "scores", "streams", "posteriors", "scaling", 
 BEGIN, END = "<!-- arena: losses -->", "<!-- end -->"
 
 
+def at_least_1(text: str) -> int:
+    """Return a number of seeds or processes."""
+    if not text.isdecimal() or int(text) < 1:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number of at least 1")
+    return int(text)
+
+
+def named(words: list[str], known: Iterable[str], what: str) -> list[str]:
+    """Return the names that contain one of the words; all of them without any words."""
+    names = list(known)
+    for word in words:
+        if not any(word.lower() in name.lower() for name in names):
+            raise SystemExit(f"no {what} has {word!r} in its name. There are: {', '.join(names)}.")
+    return [name for name in names if not words or any(word.lower() in name.lower() for word in words)]
+
+
 def arguments() -> argparse.Namespace:
     """Return what was asked for."""
     parser = argparse.ArgumentParser(prog="python -m arena", description=__doc__)
     parser.add_argument("--out", type=Path, default=Path("arena-output"), help="folder of cells and results")
     parser.add_argument("--streams", action="append", default=[], help="only streams whose name contains this; repeat")
     parser.add_argument("--methods", action="append", default=[], help="only methods whose name contains this; repeat")
-    parser.add_argument("--seeds", type=int, default=3, help="seeds of every cell (3)")
-    parser.add_argument("--jobs", type=int, default=1, help="processes at once (1)")
+    parser.add_argument("--seeds", type=at_least_1, default=3, help="seeds of every cell (3)")
+    parser.add_argument("--jobs", type=at_least_1, default=1, help="processes at once (1)")
     parser.add_argument("--smoke", action="store_true", help="three streams, few rows, one seed: under a minute")
     parser.add_argument("--fresh", action="store_true", help="play cells again that are already there")
     parser.add_argument(
@@ -55,11 +72,8 @@ def wanted(options: argparse.Namespace) -> list[tuple[str, str, list[int]]]:
 
     if options.smoke:
         return [cell for stream, methods in SMOKE.items() for cell in cell_names([0], [stream], methods)]
-    chosen = [
-        [name for name in known if not words or any(word.lower() in name.lower() for word in words)]
-        for known, words in ((sources(), options.streams), (METHODS, options.methods))
-    ]
-    return cell_names(list(range(options.seeds)), *chosen)
+    streams, methods = named(options.streams, sources(), "stream"), named(options.methods, METHODS, "method")
+    return cell_names(list(range(options.seeds)), streams, methods)
 
 
 def missing_cells(options: argparse.Namespace, fresh: bool = False) -> list[tuple[str, str, list[int]]]:

@@ -22,7 +22,14 @@ Cell = dict[str, Any]
 
 def read(folder: Path) -> list[Cell]:
     """Return the cells of a folder."""
-    return [json.loads(file.read_text(encoding="utf-8")) for file in sorted((folder / "cells").glob("*.json"))]
+    return [_read(file) for file in sorted((folder / "cells").glob("*.json"))]
+
+
+def _read(file: Path) -> dict[str, Any]:
+    try:
+        return json.loads(file.read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise SystemExit(f"{file} is damaged ({error}). Delete it, and the cell is played again.") from None
 
 
 def _rounded(value: float) -> float:

@@ -195,3 +195,31 @@ def test_smoke(tmp_path):
     times = {file: file.stat().st_mtime_ns for file in (tmp_path / "cells").iterdir()}
     subprocess.run(run, check=True, cwd=tmp_path, env=environment, timeout=300)
     assert times == {file: file.stat().st_mtime_ns for file in (tmp_path / "cells").iterdir()}
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["--streams", "nope"], "no stream has 'nope' in its name. There are: .*yacht"),
+        (["--methods", "nope"], "no method has 'nope' in its name. There are: opvi"),
+    ],
+)
+def test_unknown_names_are_refused(words, said, monkeypatch):
+    monkeypatch.setattr(sys, "argv", ["arena", *words])
+    with pytest.raises(SystemExit, match=said):
+        command.wanted(command.arguments())
+
+
+@pytest.mark.parametrize("words", [["--seeds", "0"], ["--jobs", "0"], ["--seeds", "x"]])
+def test_numbers_are_at_least_1(words, monkeypatch, capsys):
+    monkeypatch.setattr(sys, "argv", ["arena", *words])
+    with pytest.raises(SystemExit):
+        command.arguments()
+    assert "is not a whole number of at least 1" in capsys.readouterr().err
+
+
+def test_a_damaged_cell_is_named(tmp_path):
+    (tmp_path / "cells").mkdir()
+    (tmp_path / "cells" / "yacht--opvi--0.json").write_text('{"bro')
+    with pytest.raises(SystemExit, match=r"yacht--opvi--0\.json is damaged .* Delete it"):
+        report.report(tmp_path, {})

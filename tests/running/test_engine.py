@@ -96,6 +96,12 @@ def test_calls_are_padded_until_rows_alone_are_worth_a_program(sampler, rows, mo
     assert same(fed.state, by_hand)
 
 
+@pytest.mark.parametrize("quick", [-1, 2.5, "many", True, None])
+def test_quick_rows_are_a_number(sampler, quick):
+    with pytest.raises(ValueError, match="`quick` is .*, but must be a whole number of rows of at least 0"):
+        Engine(sampler, KEY, quick=quick)
+
+
 @pytest.mark.parametrize("cuts", [(), (20, 60, 300), (90,)])
 def test_first_rows_are_learnt_by_programs_that_are_not_optimised(sampler, rows, whole, cuts, monkeypatch):
     used = []

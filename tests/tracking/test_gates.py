@@ -89,3 +89,9 @@ def test_sizes_follow_the_number_of_columns(columns, most):
     assert not linear.gated
     given = opvi.regressor(columns, hidden=(7,), particles=3, budget=1e6)
     assert (given.hidden, given.particles, given.budget) == ((7,), 3, 1e6)
+
+
+@pytest.mark.parametrize("columns", [-1, 2.5, "many", True, None])
+def test_columns_above_which_some_fade_are_a_number(columns):
+    with pytest.raises(ValueError, match="`fading_above` is .*, but must be a whole number of columns"):
+        opvi.regressor(3, fading_above=columns)

@@ -133,9 +133,11 @@ class Engine:
     def __init__(self, sampler: Sampler, key: Seed, *, batch: int = 20, state: State | None = None, quick: int = 0):
         if batch < 1:
             raise ValueError(f"`batch` is {batch}, but a batch has at least 1 row.")
+        if not isinstance(quick, int) or isinstance(quick, bool) or quick < 0:
+            raise ValueError(f"`quick` is {quick!r}, but must be a whole number of rows of at least 0.")
         refuse_forked()
         keep_programs()
-        self.sampler, self.key, self.batch, self.quick = sampler, as_key(key), int(batch), int(quick)
+        self.sampler, self.key, self.batch, self.quick = sampler, as_key(key), int(batch), quick
         self.state: Tree = program(begun, 1, True)(sampler, self.key) if state is None else state
         self.waiting: Batch | None = None  # rows, fewer than a batch
         self._dtype = np.dtype(self.state.particles.dtype)  # asked for once: some states join their particles

@@ -144,6 +144,8 @@ def regressor(
     """
     widths, particles, budget = chosen_sizes(features, hidden, particles, budget)
     _check(features, particles, half_life, warm_up, budget)
+    if not isinstance(fading_above, int) or isinstance(fading_above, bool) or fading_above < 0:
+        raise ValueError(f"`fading_above` is {fading_above!r}, but must be a whole number of columns of at least 0.")
     chosen = default_settings(particles) if settings is None else settings
     chosen = Settings(*(tuple(float(value) for value in values) for values in chosen))
     if any(len(values) != particles for values in chosen):
