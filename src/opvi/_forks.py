@@ -1,10 +1,13 @@
 """Forked processes: JAX's threads do not come along, so the first call there raises an error instead of hanging.
 
-All front doors ask: `run`, engines, estimators, River models, and every sampler's own `step`. What is computed with JAX
-alone, keys and a bare `init` or `predict` among it, is its own affair; it warns when a process forks.
+All front doors ask: `run`, engines, estimators, River models, keyed models, `opvi.predict`, and every sampler's own
+`init`, `step`, `predict` and `draws`. What is computed with JAX alone is its own affair; it warns when a process forks.
 """
 
+import functools
 import os
+from collections.abc import Callable
+from typing import Any
 
 from jax._src import xla_bridge
 
@@ -29,3 +32,22 @@ def refuse_forked() -> None:
             "would hang. Start processes in another way: `multiprocessing.get_context('spawn')` (or 'forkserver'), "
             "`ProcessPoolExecutor(mp_context=…)`, or joblib's default, loky. Or use threads."
         )
+
+
+class Unforked:
+    """A sampler whose methods say so in such a process, those of its subclasses included."""
+
+    def __init_subclass__(cls, **more: Any) -> None:
+        super().__init_subclass__(**more)
+        for name in ("init", "step", "predict", "draws"):
+            if name in vars(cls):
+                setattr(cls, name, _asking(vars(cls)[name]))
+
+
+def _asking(method: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(method)
+    def call(*arguments: Any, **named: Any) -> Any:
+        refuse_forked()
+        return method(*arguments, **named)
+
+    return call

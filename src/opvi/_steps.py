@@ -14,7 +14,7 @@ from jax.experimental.xla_metadata import set_xla_metadata
 from jax.lax import optimization_barrier
 from jax.scipy.special import logsumexp
 
-from opvi._forks import refuse_forked
+from opvi._forks import Unforked, refuse_forked
 from opvi.predictive import Predictive, predict
 from opvi.targets import Target, as_particles, score
 from opvi.types import (
@@ -92,7 +92,7 @@ PARTICLES = 100  # drawn by a sampler of a target if nobody says how many
 
 
 @dataclass(frozen=True)
-class TargetSampler:
+class TargetSampler(Unforked):
     """What the samplers of a target share: how many particles they draw, and how these predict."""
 
     target: Target

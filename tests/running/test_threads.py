@@ -214,11 +214,22 @@ def test_a_forked_process_is_told(rows):
     bare, key = opvi.gauss_newton(opvi.mlp(rows[0].shape[1], (), opvi.gaussian(0.5))), jax.random.key(0)
     batch = next(iter(opvi.stream(rows, 20)))
     state = bare.step(key, bare.init(key), batch)[0]
+    keyed = opvi.scale.Keyed(bare, key=0, example=(rows[0][:1], rows[1][:1]))
+    records = keyed.start(["a"])
+    network, inputs = bare.target, rows[0].shape[1]
+    samplers = (
+        *(make(network, step=0.1) for make in (opvi.opvi, opvi.online_map, opvi.langevin)),
+        *(make(network) for make in (opvi.gauss_newton, opvi.kfac)),
+        opvi.sl_opvi(network, memory_rows=0),
+        *(opvi.classifier(inputs, 2), opvi.linear_ekf(inputs, 2), opvi.regressor(inputs)),
+        *(opvi.calibrated(bare, network), opvi.watched(bare), opvi.bank([bare, bare])),
+        opvi.scale.sharded(bare, opvi.scale.mesh()),
+    )
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         child = os.fork()
     if not child:
-        told = 0
+        told = asked = 0
         for call in (
             lambda: model.feed(rows),
             lambda: model.ask(rows[0], Predictive.mean),
@@ -226,12 +237,21 @@ def test_a_forked_process_is_told(rows):
             lambda: opvi.run(model.sampler, opvi.stream(rows), 0),
             lambda: model.sampler.step(key, model.state, batch),
             lambda: bare.step(key, state, batch),
+            lambda: bare.draws(state, key, 3),
+            lambda: model.sampler.predict(model.state, rows[0]),
+            lambda: opvi.predict(bare.target, state.particles, rows[0]),
+            lambda: keyed.start(["a"]),
+            lambda: keyed.learn(records, np.zeros(20, int), (rows[0][:20], rows[1][:20])),
+            lambda: keyed.predict(records, np.zeros(1, int), rows[0][:1]),
+            *(lambda one=one: one.init(key) for one in samplers),
+            *(lambda one=one: one.predict(None, rows[0]) for one in samplers),
         ):
+            asked += 1
             try:
                 call()
             except RuntimeError as error:
                 told += "get_context('spawn')" in str(error)
-        os._exit(told)
+        os._exit(told if told == asked else 0)
     until = time.monotonic() + PATIENCE
     while not (ended := os.waitpid(child, os.WNOHANG))[0] and time.monotonic() < until:
         time.sleep(0.01)
@@ -239,7 +259,7 @@ def test_a_forked_process_is_told(rows):
         os.kill(child, 9)
         os.waitpid(child, 0)
     assert ended[0], "the child hangs"
-    assert os.waitstatus_to_exitcode(ended[1]) == 6
+    assert os.waitstatus_to_exitcode(ended[1]) == 12 + 2 * len(samplers)
 
 
 def learnt(seed):

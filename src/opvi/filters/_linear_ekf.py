@@ -8,6 +8,7 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 
+from opvi._forks import Unforked
 from opvi._steps import StepInfo, compiled, pieces, predicted_rows, root_mean_square, tick
 from opvi.filters import _kalman as kalman
 from opvi.filters._covariance import Covariance, exactly
@@ -31,7 +32,7 @@ class LinearState(NamedTuple):
 
 
 @dataclass(frozen=True)
-class LinearEKF:
+class LinearEKF(Unforked):
     """Settings of `linear_ekf`."""
 
     features: int

@@ -9,6 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.scipy.special import logsumexp
 
+from opvi._forks import refuse_forked
 from opvi.predictive._counts import NegativeBinomial, Poisson
 from opvi.predictive._distributions import Bernoulli, Categorical, Classes, Distribution, Numeric, StudentT
 from opvi.types import Array, ArrayLike, Key, Params, Particles, Scalar, Tree
@@ -187,6 +188,7 @@ def predict(target: PredictsRows, particles: Particles, x: Tree) -> Predictive:
         particles: `state.particles`.
         x: inputs with a leading axis of rows, as the model takes them.
     """
+    refuse_forked()
     one = target.predict
     if one is None:
         raise TypeError("this target has no `predict`; give one: `opvi.target(..., predict=...)`.")

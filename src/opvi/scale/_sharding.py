@@ -18,6 +18,7 @@ import numpy as np
 from jax import lax
 from jax.sharding import AbstractMesh, Mesh, NamedSharding, PartitionSpec, use_abstract_mesh
 
+from opvi._forks import Unforked
 from opvi._steps import pieces
 from opvi.flows._ring import DATA, PARTICLES
 from opvi.types import Array, ArrayLike, Batch, Info, Key, Prediction, Sampler, Start, State, Tree
@@ -46,7 +47,7 @@ def mesh(particles: int | None = None, data: int = 1, *, devices: Sequence[jax.D
 
 
 @dataclass(frozen=True)
-class Sharded:
+class Sharded(Unforked):
     """A sampler whose states and batches lie on the devices of a mesh. Made by `sharded`."""
 
     sampler: Sampler

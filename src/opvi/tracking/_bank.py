@@ -10,6 +10,7 @@ import jax.numpy as jnp
 import optax
 from jax.scipy.special import logsumexp
 
+from opvi._forks import Unforked
 from opvi._steps import checked_count, compiled, mean_over, posterior_draws
 from opvi.filters._covariance import exactly
 from opvi.predictive import Predictive
@@ -78,7 +79,7 @@ class BankInfo(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Bank:
+class Bank(Unforked):
     """Settings of `bank`."""
 
     members: tuple[Sampler, ...]

@@ -11,6 +11,7 @@ import jax.numpy as jnp
 import optax
 from jax.scipy.special import logsumexp
 
+from opvi._forks import Unforked
 from opvi._steps import LARGEST_COUNT, StepInfo, compiled, in_one_program, pieces
 from opvi.filters import LinearState, kfac, linear_ekf
 from opvi.filters._covariance import exactly
@@ -68,7 +69,7 @@ class ClassifierInfo(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Classifier:
+class Classifier(Unforked):
     """Settings of `classifier`."""
 
     features: int

@@ -7,6 +7,7 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 
+from opvi._forks import Unforked
 from opvi.filters._covariance import Blocks, Covariance, variances, within
 from opvi.targets import MLP, Layer
 from opvi.tracking import _memory as memories
@@ -60,7 +61,7 @@ class RegressorState(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Networks:
+class Networks(Unforked):
     """The settings of `regressor`: networks that differ in `settings`, each with a covariance."""
 
     features: int

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import NamedTuple
 
+from opvi._forks import Unforked
 from opvi._steps import posterior_draws
 from opvi.types import Array, Batch, Info, Key, Particles, Predicted, Prediction, Sampler, Scalar, Start, State, Tree
 
@@ -44,7 +45,7 @@ def wrapped_info(info: Info) -> WrappedInfo:
 
 
 @dataclass(frozen=True)
-class Wrapper:
+class Wrapper(Unforked):
     """A sampler around another one: what it does not change passes through, so wrappers compose in any order."""
 
     sampler: Sampler

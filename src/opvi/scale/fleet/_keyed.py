@@ -9,6 +9,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from opvi._forks import refuse_forked
 from opvi.predictive import Predictive
 from opvi.running._rows import joined, padded, row_count, size_of, taken, without_bad_rows
 from opvi.running._settings import settings
@@ -103,6 +104,7 @@ class Keyed:
 
     def start(self, ids: Sequence[Id] | np.ndarray) -> np.ndarray:
         """Return a new record for each id."""
+        refuse_forked()
         names = checked_ids(ids)
         records = np.zeros(len(names), self.dtype)
         records["fingerprint"] = self.fingerprint
@@ -183,6 +185,7 @@ class Keyed:
 
     def learn_rows(self, records: np.ndarray, code: np.ndarray, leaves: list[np.ndarray]) -> tuple[np.ndarray, Rounds]:
         """Return the same, of what was checked already: rows as leaves of the layout."""
+        refuse_forked()
         records, parts = records.copy(), []
         for begin in range(0, len(code), ROWS):
             some = slice(begin, begin + ROWS)
@@ -191,6 +194,7 @@ class Keyed:
 
     def flush(self, records: np.ndarray) -> tuple[np.ndarray, Rounds]:
         """Return records after learning all waiting rows, in batches that are not full."""
+        refuse_forked()
         records = self.checked(records).copy()
         at = np.flatnonzero(records["waiting"])
         if not len(at):
@@ -212,6 +216,7 @@ class Keyed:
             code: whose each row is: places in `records`.
             x: inputs with a leading axis of rows.
         """
+        refuse_forked()
         x = jax.tree.map(lambda leaf: np.asarray(leaf, self._float), without_bad_rows(as_arrays(x), "raise")[0])
         code = _checked_code(code, len(self.checked(records)), row_count(x))
         if not len(code):
