@@ -146,6 +146,7 @@ def programs():
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("retraced")
 def test_ragged_calls_compile_few_times():
     X, y = drawn(120)
     model = opvi.OPVIRegressor(**{**REGRESSOR, "hidden": ()})

@@ -61,6 +61,7 @@ def test_differences_do_not_lose_digits_far_from_the_mean():
     assert error(push, reference(x, columns, h)[1]) < 1e-5  # 100 / 2^24 is the particles' own resolution
 
 
+@pytest.mark.usefixtures("retraced")
 def test_blocks_of_products_join(monkeypatch):
     """More rows than one tile of the last form takes, with a last block that starts early."""
     monkeypatch.setattr(pairwise, "CHUNK", 64)

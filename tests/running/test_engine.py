@@ -202,6 +202,7 @@ def test_questions_of_any_size_have_the_answers_of_predict(learnt, rows, count):
     )
 
 
+@pytest.mark.usefixtures("retraced")
 def test_few_programs_serve_calls_of_all_sizes(rows, monkeypatch):
     """Learning: one, and one for many rows alone. Asking: one. Copies and equal samplers add none."""
     monkeypatch.setattr(engine, "LONE_ROWS", 2)

@@ -115,6 +115,7 @@ class Relearning(type(opvi.langevin(opvi.gaussian_mixture(), step=0.1))):
         return state._replace(particles=state.particles + batch.weight.sum())
 
 
+@pytest.mark.usefixtures("retraced")
 def test_equal_sharded_samplers_share_their_program():
     before = sharding._on_mesh._cache_size()
     target, batch = opvi.gaussian_mixture(), opvi.batch(np.zeros((4,), np.float32))
