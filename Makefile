@@ -32,7 +32,7 @@ test: .stamps/test
 	$(BIN)/python -m pytest -n auto --dist loadfile -m "not slow and not docs and not spark"
 
 slow: .stamps/test
-	$(BIN)/python -m pytest -n auto --dist loadgroup -m "(slow or docs) and not spark"
+	$(BIN)/python -m pytest -n auto --dist loadfile -m "(slow or docs) and not spark"
 
 spark: .stamps/test .stamps/spark
 	$(BIN)/python -m pytest -m spark tests/adapters/test_spark.py

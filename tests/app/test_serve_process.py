@@ -25,7 +25,7 @@ from benchmarks import serve as bench
 from opvi.app.serve import _guard
 from tests.app.test_report import CHROMIUM, chromium, parsed
 
-pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("serve")]
+pytestmark = pytest.mark.slow
 SMALL = ("--hidden", "none", "--particles", "4")
 
 

@@ -32,7 +32,6 @@ def smoke(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.slow
-@pytest.mark.xdist_group("regret")  # one process makes the files
 @pytest.mark.parametrize("part", PARTS)
 def test_every_part_writes_its_files(smoke: Path, part: str) -> None:
     content = json.loads((smoke / f"regret-{part}-smoke.json").read_text())
@@ -44,7 +43,6 @@ def test_every_part_writes_its_files(smoke: Path, part: str) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.xdist_group("regret")  # one process makes the files
 @pytest.mark.parametrize("model", ["linear", "logistic"])
 def test_regret_stays_below_every_valid_bound_at_every_round(smoke: Path, model: str) -> None:
     rows = json.loads((smoke / f"regret-{model}-smoke.json").read_text())["rows"]

@@ -27,7 +27,6 @@ def smoke(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.slow
-@pytest.mark.xdist_group("understand")  # one process makes the files
 @pytest.mark.parametrize("part", FIGURES)
 def test_every_part_writes_its_files(smoke: Path, part: str) -> None:
     content = json.loads((smoke / f"{part}-smoke.json").read_text())
