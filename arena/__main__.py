@@ -28,7 +28,6 @@ SMOKE = {  # streams, and methods that are soon compiled
 SMOKE_ROWS = 120
 ROOT = Path(__file__).resolve().parent.parent
 MEASURED = ("cells", "forecasts", "scores", "streams", "posteriors", "scaling", "kalman", "players", "engines")
-BEGIN, END = "<!-- arena: losses -->", "<!-- end -->"
 
 
 def at_least_1(text: str) -> int:
@@ -138,18 +137,16 @@ def write(options: argparse.Namespace) -> Path:
     return page
 
 
-def publish(folder: Path, docs: Path = ROOT / "docs") -> None:
-    """Copy the results next to the others, and print the table of losses on the arena's page."""
-    from paper.results import markdown
+def publish(folder: Path) -> None:
+    """Copy the results next to the others, and write their tables on the pages that show them."""
+    from arena import measured
+    from benchmarks.pages import DOCS, fill
 
     for name in ("arena.json", "arena.html"):
-        (docs / "results" / name).write_text((folder / name).read_text(encoding="utf-8"), encoding="utf-8")
-    table = json.loads((folder / "arena.json").read_text(encoding="utf-8"))["tables"][0]
-    page = docs / "arena.md"
-    before, rest = page.read_text(encoding="utf-8").split(BEGIN)
-    _, after = rest.split(END, 1)
-    text = markdown(table["header"], table["rows"]).strip()
-    page.write_text(f"{before}{BEGIN}\n\n{text}\n\n{END}{after}", encoding="utf-8")
+        (DOCS / "results" / name).write_text((folder / name).read_text(encoding="utf-8"), encoding="utf-8")
+    found = measured.tables()
+    fill(DOCS / "arena.md", "arena", {"losses": found["losses"]})
+    fill(measured.PAGE, "measured", found)
 
 
 def main() -> None:

@@ -1,10 +1,6 @@
-"""The tables and figures of docs/choose.md from docs/results/choose.json: `python -m benchmarks.choose_page`."""
+"""Tables and figures of the pages on choosing, from docs/results/choose.json: `python -m benchmarks.choose_page`."""
 
-import json
-import re
-import statistics
 from collections.abc import Iterable
-from pathlib import Path
 from typing import Any
 
 import matplotlib as mpl
@@ -13,11 +9,16 @@ mpl.use("Agg")
 
 import matplotlib.pyplot as plt
 
+from benchmarks.pages import DOCS, benchmark, fill, mean, read
 from paper import plots
 from paper.results import markdown
 
-DOCS = Path(__file__).parent.parent / "docs"
 Lines = dict[str, dict[str, Any]]
+PAGES = {
+    "choose.md": ("decide",),
+    "samplers.md": ("linear", "kin8nm", "elec2"),
+    "settings.md": ("batches", "particles", "forgetting"),
+}
 
 # Heading, key in the results, digits; the mean and, where the third digit matters to a choice, the spread.
 COLUMNS = {
@@ -128,21 +129,6 @@ def forgetting_table(lines: Lines) -> str:
 # --- the decision table -----------------------------------------------------------------------
 
 
-def read(name: str) -> Any:
-    return json.loads((DOCS / "results" / f"{name}.json").read_text(encoding="utf-8"))
-
-
-def mean(name: str, row: str, key: str, digits: int) -> str:
-    """Of an experiment's trials."""
-    trials = read(name)["rows"][row]["trials"].values()
-    return f"{statistics.mean(trial[key] for trial in trials):.{digits}f}"
-
-
-def benchmark(name: str, what: str, size: str = "") -> dict[str, Any]:
-    """One line of a benchmark's results."""
-    return next(r for r in read(name)["results"] if r["what"] == what and size in r["size"])
-
-
 def decisions(parts: dict[str, Any]) -> str:
     """What you have, what to use, what it costs and what it reaches."""
     linear, network, market = (parts[name]["lines"] for name in COLUMNS)
@@ -183,9 +169,9 @@ def decisions(parts: dict[str, Any]) -> str:
         ),
         (
             "data that drift",
-            "the same; where a regression moves fast, `half_life=250`; [`opvi.watched`](trackers.md) tells of changes",
+            "the same; where a regression moves fast, `half_life=250`; [`opvi.watched`](trackers.md) reports changes",
             "the same",
-            "[Forgetting](#forgetting); [beside River's models](guides/drift.md)",
+            "[Forgetting](settings.md#forgetting); [beside River's models](guides/drift.md)",
         ),
         (
             "one row at a time",
@@ -268,19 +254,6 @@ def tables(parts: dict[str, Any]) -> dict[str, str]:
     return found
 
 
-def fill(page: Path, found: dict[str, str]) -> None:
-    """The page with each table between its marks, `<!-- choose: NAME -->` and `<!-- end -->`, written anew."""
-    text = page.read_text(encoding="utf-8")
-    for name, table in found.items():
-        mark = f"<!-- choose: {name} -->"
-        if mark not in text:
-            raise ValueError(f"{page} has no place for the table `{name}`: put `{mark}` and `<!-- end -->` into it.")
-        text = re.sub(
-            f"{mark}.*?<!-- end -->", lambda _, m=mark, t=table: f"{m}\n\n{t}\n<!-- end -->", text, flags=re.S
-        )
-    page.write_text(text, encoding="utf-8")
-
-
 # --- figures ----------------------------------------------------------------------------------
 
 
@@ -359,9 +332,10 @@ def draw_forgetting(parts: dict[str, Any]) -> Any:
 
 
 def main() -> None:
-    results = DOCS / "results"
-    parts = json.loads((results / "choose.json").read_text(encoding="utf-8"))["parts"]
-    fill(DOCS / "choose.md", tables(parts))
+    results, parts = DOCS / "results", read("choose")["parts"]
+    found = tables(parts)
+    for page, names in PAGES.items():
+        fill(DOCS / page, "choose", {name: found[name] for name in names})
     with plots.style():
         print(plots.save(draw_samplers(parts), results / "choose.png"))
         print(plots.save(draw_forgetting(parts), results / "choose-forgetting.png"))

@@ -1,4 +1,4 @@
-"""The paper's map and the page on extending: nothing is left out, and every name and line they point at is there."""
+"""The paper's map and the pages on extending: nothing is left out, and every name and line they point at is there."""
 
 import importlib
 import re
@@ -9,8 +9,10 @@ import pytest
 from tests.docs.test_api_page import HOOK, ROOT
 
 PAGES = [path for path in ROOT.glob("docs/**/*.md") if HOOK.LINK.search(path.read_text(encoding="utf-8"))]
-MAP = (ROOT / "docs" / "paper.md").read_text(encoding="utf-8")
-EXTEND = (ROOT / "docs" / "extend.md").read_text(encoding="utf-8")
+MAP, CORRECTIONS, EXTEND, INTERNALS = (
+    (ROOT / "docs" / f"{name}.md").read_text(encoding="utf-8")
+    for name in ("paper", "corrections", "extend", "internals")
+)
 
 # What the paper's LaTeX source numbers, by label; an equation's label may stand for the lines around it.
 EQUATIONS = {
@@ -83,11 +85,12 @@ def test_every_row_says_what_and_where_or_that_it_is_not_there():
 
 
 def test_every_correction_is_referred_to():
-    corrections = re.findall(r"^\| (C\d+) \|", MAP, re.MULTILINE)
+    corrections = re.findall(r"^\| (C\d+) \|", CORRECTIONS, re.MULTILINE)
     assert corrections == [f"C{n}" for n in range(1, len(corrections) + 1)]
     said = {name for row in rows() for name in re.findall(r"\bC\d+\b", " ".join(row))}
     assert said == set(corrections)
     assert f"C1 to C{len(corrections)} are" in MAP
+    assert f"C1 to C{len(corrections)}, as" in CORRECTIONS
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda path: path.stem)
@@ -156,8 +159,8 @@ def layers() -> list[str]:
     return [layer.replace(" |", ",") for layer in contract["contracts"][0]["layers"]]
 
 
-def test_the_page_on_extending_has_the_layers_of_the_contract():
-    shown = re.search(r"```text\n(app\n.*?)```", EXTEND, re.DOTALL)
+def test_the_page_on_the_inside_has_the_layers_of_the_contract():
+    shown = re.search(r"```text\n(app\n.*?)```", INTERNALS, re.DOTALL)
     first, *others = layers()
     assert shown[1].splitlines() == [first, *(f"→ {layer}" for layer in others)]
 

@@ -1,4 +1,4 @@
-"""The walk of one batch on the page on extending is the way that a batch takes."""
+"""The walk of one batch on the page about the inside is the way that a batch takes."""
 
 import inspect
 import re
@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 
 from opvi.app.cli import main
-from tests.docs.test_paper_map import EXTEND, HOOK, imported
+from tests.docs.test_paper_map import HOOK, INTERNALS, imported
 
-SECTION = re.search(r"^## The walk of one batch\n(.*?)^## ", EXTEND, re.DOTALL | re.MULTILINE)[1]
+SECTION = re.search(r"^## The walk of one batch\n(.*?)^## ", INTERNALS, re.DOTALL | re.MULTILINE)[1]
 STEPS = re.split(r"^\d+\. ", SECTION, flags=re.MULTILINE)[1:]
 
 
