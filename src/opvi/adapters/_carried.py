@@ -5,12 +5,12 @@ from opvi.types import State
 
 
 def room_for(classes: int) -> int:
-    """Return how many classes a widened model has: twice as many as before at least, as every number compiles anew."""
+    """Return how many classes a widened model gets: at least twice as many, because every size is compiled anew."""
     return 1 << (classes - 1).bit_length()
 
 
 def carried(old: State, fresh: State) -> State:
-    """Return a classifier's state, with all that its wrappers keep, in the shape of one with more classes."""
+    """Return a classifier's state, with everything its wrappers keep, in the shape of one with more classes."""
     if hasattr(old, "inner"):
         return old._replace(inner=carried(old.inner, fresh.inner))  # type: ignore[attr-defined]
     return widened_classifier(old, fresh)  # type: ignore[arg-type]

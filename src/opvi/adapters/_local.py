@@ -19,15 +19,15 @@ LIKELY = 1e-3  # least curvature
 
 
 def log_integral(log_joint: Callable[[Array], Array], dim: int, dtype: jnp.dtype) -> Array:
-    r"""Return $\log \int e^{h(z)} dz$ over a vector: nodes around the top of h, by Newton's method, each weighed by h.
+    r"""Return $\log \int e^{h(z)} dz$ over a vector, by nodes around the maximum of h, which Newton's method finds.
 
     One number: Gauss–Hermite nodes, exact for a Gaussian times a polynomial of degree 31. Several: a fixed quasi-random
-    sample of a Gaussian with the curvature at the top. Gradients are those of the sum at its nodes.
+    sample of a Gaussian with the curvature at the maximum. Gradients are those of the sum at its nodes.
     """
     gradient, curvature = jax.grad(log_joint), jax.hessian(log_joint)
 
     def root(z: Array) -> Array:
-        """R with R Rᵀ the covariance that the curvature at z says."""
+        """Return R, where R Rᵀ is the covariance implied by the curvature at z."""
         A = -curvature(z)
         if dim == 1:
             return jax.lax.rsqrt(jnp.maximum(jnp.abs(A), LIKELY))

@@ -68,19 +68,19 @@ class Drawn(Messenger):
         self.plates = plates
 
     def process_message(self, msg: Site) -> None:
-        """Called by NumPyro at every statement."""
+        """Handle a statement; NumPyro calls this for each one."""
         if msg["type"] == "sample" and msg["is_observed"] and within(msg, self.plates) and not is_factor(msg):
             msg["is_observed"], msg["value"] = False, None
 
 
 def arguments(data: Data) -> list[Array]:
-    """Return what a model is called with: an array, the parts of a tuple, and the parts of tuples in it."""
+    """Return the arguments of a model: an array, or the parts of a tuple, nested tuples flattened."""
     parts = data if isinstance(data, tuple | list) else [data]
     return [one for part in parts for one in (part if isinstance(part, tuple | list) else [part])]
 
 
 def run(model: Model, data: Data, key: Key, value: AtSite) -> tuple[dict[str, Site], dict[str, float]]:
-    """Return the sites of one run, with `value` at those for which it is not None, and the plates' needless scales."""
+    """Return the sites of one run, with `value` put in where it is not None, and the unneeded scales of plates."""
     whole = _WholeBatch(model, row_count(data))
     with handlers.trace() as sites:
         seeded = handlers.substitute(handlers.seed(whole, key), substitute_fn=value)
@@ -100,7 +100,7 @@ def _to_support(site: Site) -> Any:
 
 
 def from_unconstrained(params: Params) -> AtSite:
-    """Return what puts parameters at their sites, and log determinants of the transforms into the trace as factors."""
+    """Return a handler that puts parameters at their sites and adds the transforms' log determinants as factors."""
 
     def value(site: Site) -> Array | None:
         if site["type"] != "sample" or site["name"] not in params:
@@ -160,12 +160,12 @@ def is_factor(site: Site) -> bool:
 
 
 def within(site: Site, plates: Plates) -> bool:
-    """Return whether it lies in one of the plates, or comes in rows by itself."""
+    """Return whether a site lies in one of the plates, or has one value per row without a plate."""
     return _bare(site["name"]) in plates or any(frame.name in plates for frame in site["cond_indep_stack"])
 
 
 def _bare(name: str) -> str:
-    """Return what stands among the plates for an observed site that needs none."""
+    """Return the stand-in plate of an observed site that needs none."""
     return f"rows of {name}"
 
 
@@ -183,7 +183,7 @@ def _densities(site: Site, shape: tuple[int, ...]) -> tuple[int, ...]:
 
 
 def _refuse_unfit(site: Site) -> None:
-    """Refuse latent sites that do not move along a gradient."""
+    """Refuse latent sites that have no gradient."""
     name, fn = site["name"], site["fn"]
     if fn.support is not None and fn.support.is_discrete:
         raise TypeError(
@@ -198,7 +198,7 @@ FEW, MORE = 2, 3  # rows on which a model is looked at, to see what follows them
 
 
 class _Layout(NamedTuple):
-    """What shapes alone say about a site."""
+    """What can be inferred about a site from shapes alone."""
 
     site: Site
     shape: tuple[int, ...]
@@ -233,7 +233,7 @@ def layouts(model: Model, example: Data, rows: int) -> dict[str, _Layout]:
 
 
 def data_plates(few: dict[str, _Layout], more: dict[str, _Layout]) -> set[str]:
-    """Return the plates that follow the rows, from the sites on fewer and on more rows; refuse what is not learnt."""
+    """Return the plates whose size follows the rows, found by runs with fewer and more rows; refuse unfit models."""
     both = few.keys() & more.keys()
     follows = {name for name in few | more if name not in both or few[name][1:] != more[name][1:]}
     plates = {
@@ -310,7 +310,7 @@ def named_axes(layout: _Layout) -> tuple[str, ...]:
 
 
 def head(site: Site, ratio: dict[str, float]) -> Distribution | None:
-    """Return what an observed site says about each row, where it is one of opvi's distributions."""
+    """Return the distribution of an observed site, row by row, if it is one of opvi's."""
     fn = site["fn"]
     if fn.event_shape or len(fn.batch_shape) != 1 or _own_scale(site, ratio) is not None:
         return None
@@ -364,7 +364,7 @@ def log_density(site: Site, ratio: dict[str, float]) -> Array:
 
 
 def _own_scale(site: Site, ratio: dict[str, float]) -> Any:
-    """Return the factor of the log density, apart from a subsampling plate's needless scale; None for 1."""
+    """Return the factor of the log density without the unneeded scale of a subsampling plate; None for 1."""
     if site["scale"] is None:
         return None
     own = site["scale"] / math.prod(ratio.get(frame.name, 1.0) for frame in site["cond_indep_stack"])

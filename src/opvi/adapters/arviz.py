@@ -1,4 +1,4 @@
-r"""Particles as ArviZ data: posterior, predictions, log likelihoods, the data, and where in the stream they stand."""
+r"""Particles as ArviZ data: posterior, predictions, log likelihoods, the data, and the position in the stream."""
 
 import warnings
 from collections.abc import Mapping, Sequence
@@ -43,7 +43,7 @@ def to_arviz(
 
     The draws of the one chain are the particles, or, of a sampler whose particles hold covariances
     (`opvi.gauss_newton`) or weights (`opvi.sl_opvi`), draws from what it believes: `sampler.draws(state, key, n)`.
-    Attributes say where in the stream they stand. Particles are placed, not drawn one after the other, so ESS and R-hat
+    Attributes hold the position in the stream. Particles are placed, not drawn one after the other, so ESS and R-hat
     mean nothing: `az.summary(..., kind="stats")` leaves them out.
 
     Args:
@@ -52,13 +52,13 @@ def to_arviz(
             for what the particles alone predict. Names are those of the target's parameters, or of the sites of
             `opvi.from_numpyro`'s model, in the model's own units; `opvi.regressor` and `opvi.classifier` have no
             target, and their particles are plain numbers.
-        data: rows to predict and to score, in the layout of the stream; log likelihoods take particles × rows numbers.
+        data: rows to predict and score, in the layout of the stream; log likelihoods take particles × rows numbers.
         constant_data: name -> array, kept as they are next to the data's inputs.
-        draws: how many; by default the particles, or 1,000 where they hold covariances or weights.
+        draws: how many draws; by default the particles, or 1,000 if they hold covariances or weights.
         coords: name of a dimension -> its labels, as ArviZ takes them.
         dims: name of a variable -> the names of its dimensions, after chain and draw; rows are `row` by
             themselves, and axes of NumPyro sites have the names of their plates.
-        key: of the draws; a JAX key or an integer seed.
+        key: a JAX key or an integer seed for the draws.
     """
     sampler = None if isinstance(model, Target) else model
     if sampler is not None and not hasattr(sampler, "step"):
@@ -109,7 +109,7 @@ def _drawn(state: State, sampler: Sampler | None, draws: int | None, key: Key) -
 
 
 def _target_of(sampler: object) -> Target | None:
-    """Return the target of a sampler, or of those that it wraps or mixes; None where there is not one."""
+    """Return the target of a sampler or of the samplers it wraps or mixes; None if there is not exactly one."""
     found = getattr(sampler, "target", None)
     if isinstance(found, Target):
         return found

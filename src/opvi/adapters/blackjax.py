@@ -42,7 +42,7 @@ def svgd(
     that of a later step follows from the particles of the step before. Memory grows as $n^2 + nd$
     where blackjax's grows as $n^2 d$, and nothing that a caller holds is changed in place.
 
-    For streams, `opvi.svgd(target, step=...)` is the one to use.
+    For streams, use `opvi.svgd(target, step=...)`.
 
     Args:
         grad_logdensity_fn: $\nabla \log p$ of one particle, a pytree; `step` passes its keywords on to it.

@@ -1,6 +1,6 @@
-r"""NumPyro models as targets: latent sites on the real line, prior and rows apart, names kept.
+r"""NumPyro models as targets: latent sites on the real line, prior and rows separated, names kept.
 
-A model is run under handlers that put unconstrained values at its latent sites. Every site's log density then falls
+A model is run under handlers that put unconstrained values at its latent sites. Each site's log density then falls
 on one of two sides: sites inside the data plate give one number per row, all others are the prior. The data plate is
 the one whose size follows the rows.
 """
@@ -28,7 +28,7 @@ from opvi.types import Array, ArrayLike, Data, Key, Params, Particles, Seed, Tre
 
 @dataclass(frozen=True)
 class NumPyroTarget(Target):
-    """What `opvi.from_numpyro` makes: a target that also knows the model's sites, and the way back to them."""
+    """The result of `opvi.from_numpyro`: a target that also knows the model's sites and how to map back to them."""
 
     program: "_Program" = field(kw_only=True)
 
@@ -87,9 +87,9 @@ def from_numpyro(model: Model, example: Data) -> NumPyroTarget:
     Args:
         model: with continuous latent sites. Sites outside the data plate (`numpyro.factor` too) belong to the prior and
             must not depend on the rows; sites inside it belong to the likelihood. Latent ones inside, with a value for
-            every row, are summed out: by quadrature if they are one number per row, otherwise by 128 weighed points
+            every row, are summed out: by quadrature if they are one number per row, otherwise by 128 weighted points
             around the most likely values.
-        example: data of at least one row, as the stream will bring them.
+        example: at least one row of data in the form the stream will have.
     """
     if not callable(model):
         raise TypeError(f"`model` is a {type(model).__name__}, but must be a NumPyro model: a Python function.")
@@ -109,7 +109,7 @@ def _numbers(leaf: ArrayLike) -> np.ndarray:
 
 
 def _examined(model: Model, example: Data) -> "_Program":
-    """Return the model with what its sites are, refused if it cannot be learnt from a stream."""
+    """Return the model with its classified sites; refuse models that cannot be learnt from a stream."""
     example = jax.tree.map(_numbers, example)
     if row_count(example) == 0:
         raise ValueError("`example` has 0 rows, but at least 1 is needed to see what the model's data look like.")
@@ -143,7 +143,7 @@ def _examined(model: Model, example: Data) -> "_Program":
 
 @dataclass(frozen=True)
 class _Program:
-    """A model, a row of its data, what its sites are, and the target's functions; equal if model and row are."""
+    """A model, one row of its data, its classified sites and the target's functions; equal if model and row are."""
 
     model: Model
     structure: Any  # of a row; jax does not export the type
@@ -250,7 +250,7 @@ class _Program:
                 )
 
     def can_predict(self) -> bool:
-        """Return whether batches are pairs (x, y), and the head can be had from x alone."""
+        """Return whether batches are pairs (x, y) and the head depends on x alone."""
         params = self._zeros()
         data = self.arrays(self.example, params)
         if type(data) is not tuple or len(data) != 2:

@@ -40,7 +40,7 @@ def learn(
     forget_after: float | None = None,
     emit: Emit = "predictions",
 ) -> DataFrame:
-    """Return a streaming DataFrame that learns a model for each id, and says what was predicted or learnt.
+    """Return a streaming DataFrame that learns a model for each id and reports what was predicted or learnt.
 
     Models live in Spark's state store (RocksDB), a bucket of keys in each state; Spark commits them together with the
     place in the stream. They have the bits of an `opvi.Fleet` that got the same rows in the same order. Workers need
@@ -49,8 +49,8 @@ def learn(
     Args:
         rows: the stream. Rows with a null or NaN end the query: filter them before.
         keyed: made with an `example` of a pair `(X, y)`: X of as many columns as `inputs`.
-        id: the column that says whose a row is: strings or whole numbers.
-        inputs: numeric columns, in the order of X's.
+        id: the column that holds the id of each row's model: strings or whole numbers.
+        inputs: numeric columns, in the order of X's columns.
         target: the column of y.
         order: a column by which the rows of a trigger are put in order, e.g. an offset; distinct within an id.
         buckets: states; a model's whole bucket is read and written when one of its models is touched. About the
@@ -100,7 +100,7 @@ def fleet(
     Args:
         spark: a session.
         checkpoint: the folder of the query's `checkpointLocation`.
-        keyed: the one that learnt.
+        keyed: the `Keyed` that learnt.
         path: the fleet's file; None for one in memory.
         settings: `on_bad`, `hot` and `forget_after`, as for a new fleet.
     """
@@ -117,7 +117,7 @@ def fleet(
 
 
 class _Learner(StatefulProcessor):
-    """Learns the rows of a bucket; what Spark calls in its workers."""
+    """Learns the rows of a bucket; Spark calls it in its workers."""
 
     def __init__(
         self,
@@ -161,10 +161,10 @@ class _Learner(StatefulProcessor):
         yield out
 
     def close(self) -> None:
-        """Nothing is held."""
+        """Do nothing: no resource is held."""
 
     def _kept(self, now: float) -> tuple[list[Any], np.ndarray, np.ndarray]:
-        """Return ids, records and times of the bucket's models, without those whose time is over."""
+        """Return ids, records and times of the bucket's models, without expired ones."""
         found = self.models.get()
         if found is None:
             return [], self.keyed.read(b""), np.zeros(0)
@@ -176,7 +176,7 @@ class _Learner(StatefulProcessor):
         return names, records, touched
 
     def _rounds(self, names: list[Any], keyed: Keyed, records: np.ndarray, rounds: Any) -> pd.DataFrame:
-        """What was learnt in each round."""
+        """Return what was learnt in each round."""
         code = rounds.code
         last = np.asarray(keyed.states(records).round)[code]
         after = pd.Series(code).groupby(code).cumcount(ascending=False).to_numpy()  # rounds of the same model
@@ -194,7 +194,7 @@ class _Learner(StatefulProcessor):
 
 @lru_cache(maxsize=4)
 def _unpickled(data: bytes) -> Keyed:
-    """The same in every trigger: a worker process compiles once."""
+    """Return the same object in every trigger, so that a worker process compiles once."""
     return cloudpickle.loads(data)
 
 

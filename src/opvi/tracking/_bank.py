@@ -21,25 +21,25 @@ LARGEST_RATIO = 10.0  # one row that a member alone foresaw must not hand it the
 
 
 def start(members: int, dtype: jnp.dtype) -> Array:
-    """Even log weights `[K]`."""
+    """Return equal log weights `[K]`."""
     return jnp.full(members, -math.log(members), dtype)
 
 
 def update(log_weights: Array, log_density: Array, weight: Array, *, rate: float = 0.5, share: float = 0.002) -> Array:
-    r"""The log weights after a batch that member k gave the densities $p_k(y_b)$: exponentiated gradient, fixed share.
+    r"""Return the log weights after a batch to which member k gave the densities $p_k(y_b)$.
 
     $$w_k \gets (1 - \sigma)\, \frac{w_k e^{\eta g_k}}{\sum_j w_j e^{\eta g_j}} + \frac{\sigma}{K}, \qquad
       g_k = \operatorname{mean}_b \frac{p_k(y_b)}{\sum_j w_j p_j(y_b)}$$
 
     g is the gradient of the mixture's mean log score, so the mixture does as well as the best fixed *mixture*, and
-    the share lets it follow when another one becomes best.
+    the fixed share lets it follow when another one becomes best.
 
     Args:
         log_weights: $\log w$, `[K]`.
         log_density: $\log p_k(y_b)$, `[K, B]`.
-        weight: of the rows, `[B]`.
-        rate: $\eta$ for 20 rows; proportionally more for more.
-        share: $\sigma$ for 20 rows; 0 trusts that the best member stays the best.
+        weight: the weights of the rows, `[B]`.
+        rate: $\eta$ for 20 rows; proportionally larger for more.
+        share: $\sigma$ for 20 rows; 0 assumes that the best member stays the best.
     """
     total = weight.sum()
     mixture = logsumexp(log_weights[:, None] + log_density, axis=0)
@@ -63,7 +63,7 @@ class BankState(NamedTuple):
 
     @property
     def particles(self) -> Array:
-        """The first member's."""
+        """The first member's particles."""
         return self.members[0].particles
 
 
@@ -121,7 +121,7 @@ class Bank(Unforked):
         return mixed(_each(self, state, x), state.log_weights)
 
     def draws(self, state: BankState, key: Key, n: int) -> Particles:
-        """Return n draws from the posterior: a member by its weight, then a draw of its own."""
+        """Return n draws from the posterior: pick a member by its weight, then draw from it."""
         sizes = {member.particles.shape[1] for member in state.members}
         if len(sizes) > 1:
             raise ValueError(
@@ -143,7 +143,7 @@ class Bank(Unforked):
 
 
 def bank(members: Sequence[Sampler], *, rate: float = 0.5, share: float = 0.002) -> Bank:
-    r"""Several trackers as one: each learns by itself, and their predictions are mixed by `update`'s weights.
+    r"""Combine several trackers into one: each learns by itself, and `update`'s weights mix their predictions.
 
     $$p(y \mid x) = \sum_k w_k\, p_k(y \mid x)$$
 
@@ -165,7 +165,7 @@ def _each(sampler: Bank, state: BankState, x: Tree) -> list[Predictive]:
 
 
 def mixed(predictives: Sequence[Predictive], log_weights: Array) -> Predictive:
-    """One predictive from several, whose components become its components."""
+    """Return one predictive that has the components of several."""
     parts, weights = [], []
     for p, log_weight in zip(predictives, log_weights, strict=True):
         if p.temperature is not None:

@@ -1,4 +1,4 @@
-"""Any sampler of a model with a distribution head, with predictions calibrated as the stream goes by."""
+"""Any sampler of a model with a distribution head, with predictions calibrated along the stream."""
 
 from dataclasses import dataclass, field
 from typing import NamedTuple
@@ -20,7 +20,7 @@ from opvi.types import Array, Batch, Key, Predicted, Sampler, Start, State, Tree
 
 
 class Known(NamedTuple):
-    """What errors have taught."""
+    """What was learnt from errors."""
 
     errors: Calibration  # used by regressions
     exponents: Exponents  # used by classes
@@ -67,10 +67,10 @@ class Calibrated(Wrapper):
 
 
 def calibrated(sampler: Sampler, target: Target, *, particles: int | None = 20, about: str = "") -> Calibrated:
-    r"""The sampler, which predicts each batch, learns from its errors, and only then from the batch.
+    r"""Calibrate a sampler: predict each batch, learn from the errors, and only then from the batch.
 
     Regression: the particles' means are combined by weights on the simplex, and noise, the particles' spread and
-    the tails are weighed by their discounted log scores. Classes: a temperature. Other heads: nothing. No row is held
+    the tails are weighted by their discounted log scores. Classes: a temperature. Other heads: nothing. No row is held
     out.
 
     Args:
@@ -78,7 +78,7 @@ def calibrated(sampler: Sampler, target: Target, *, particles: int | None = 20, 
         target: with a Gaussian, Bernoulli or categorical head; batches are pairs `(X, y)`, with y of about unit
             size for a Gaussian head.
         particles: the number that `init` draws; None leaves it to the sampler.
-        about: what the tracker says about itself; as the sampler does, if omitted.
+        about: what the tracker says about itself; the sampler's own words if omitted.
     """
     if target.predict is None:
         raise TypeError("predictions need a model of y: a target with `predict`, e.g. `opvi.mlp(...)`.")
@@ -86,7 +86,7 @@ def calibrated(sampler: Sampler, target: Target, *, particles: int | None = 20, 
 
 
 def _combined(errors: Calibration, means: Array) -> Combined:
-    """Return the particles' means as one prediction; the sizes of its errors depend on nothing else."""
+    """Return the particles' means combined into one prediction."""
     none = jnp.zeros((len(calibration.trusted(errors)), means.shape[1]), means.dtype)
     return calibration.combine(errors, means, none, _nothing(means))
 

@@ -33,7 +33,7 @@ _GRID = [grid.ravel() for grid in np.meshgrid(DOF, NOISE, SPREAD, TILT, indexing
 
 
 class Calibration(NamedTuple):
-    """What has been learnt about the errors of predictions made before learning. y is standardised."""
+    """What is known about the errors of predictions made before learning. y is standardised."""
 
     weights: Array  # [n] of the particles, on the simplex
     products: Array  # [n, n]: discounted cross products of their errors
@@ -47,7 +47,7 @@ class Calibration(NamedTuple):
 
 
 class Combined(NamedTuple):
-    """The particles' predictions as one: mean, variance and predicted log squared error, row by row."""
+    """The particles' predictions combined: mean, variance and predicted log squared error, row by row."""
 
     mean: Array
     variance: Array
@@ -55,7 +55,7 @@ class Combined(NamedTuple):
 
 
 def start(particles: int, features: int, dtype: Any) -> Calibration:
-    """Nothing known."""
+    """Return what is known before any row: nothing."""
     zero, k = jnp.zeros((), dtype), features + 4
     return Calibration(
         jnp.full(particles, 1 / particles, dtype),
@@ -71,12 +71,12 @@ def start(particles: int, features: int, dtype: Any) -> Calibration:
 
 
 def trusted(known: Calibration) -> Array:
-    """Which few particles have the largest weights: their doubt stands for that of all, at a fraction of the price."""
+    """Return the few particles with the largest weights, whose uncertainty stands for that of all."""
     return jax.lax.top_k(known.weights, min(TRUSTED, len(known.weights)))[1]
 
 
 def combine(known: Calibration, mean: Array, variance: Array, x: Array) -> Combined:
-    """One prediction from the means of all particles `[n, B]` and the variances of those in `trusted`.
+    """Return one prediction from the means of all particles `[n, B]` and the variances of those in `trusted`.
 
     Inputs x are standardised, `[B, F]`.
     """
@@ -88,7 +88,7 @@ def combine(known: Calibration, mean: Array, variance: Array, x: Array) -> Combi
 
 
 def predictive(known: Calibration, one: Combined) -> StudentT:
-    """The predictive mixture, `[COMPONENTS, B]`: settings drawn evenly (systematically) by their scores."""
+    """Return the predictive mixture, `[COMPONENTS, B]`: settings drawn systematically by their scores."""
     share = jax.nn.softmax(known.scores)
     levels = (jnp.arange(COMPONENTS, dtype=share.dtype) + 0.5) / COMPONENTS
     pick = jnp.searchsorted(jnp.cumsum(share), levels * share.sum()).clip(max=len(share) - 1)
@@ -97,32 +97,32 @@ def predictive(known: Calibration, one: Combined) -> StudentT:
 
 
 class Scored(NamedTuple):
-    """What every setting on the grid said of y."""
+    """The scores of every setting on the grid."""
 
     density: Array  # [grid, B]: log densities
     below: Array  # [grid, B]: P(Y ≤ y)
 
 
 def scored(known: Calibration, one: Combined, y: Array) -> Scored:
-    """What every setting says of y, before learning from it."""
+    """Return how every setting scores y, before learning from it."""
     said = _at_settings(known, one)
     return Scored(said.log_density(y[None]), said.cdf(y[None]))
 
 
 def log_predictive(known: Calibration, scores: Scored) -> Array:
-    """The log predictive density, row by row."""
+    """Return the log predictive density, row by row."""
     return logsumexp(scores.density + jax.nn.log_softmax(known.scores)[:, None], axis=0)
 
 
 def level(known: Calibration, scores: Scored) -> Array:
-    """P(Y ≤ y) of the predictive mixture, row by row."""
+    """Return P(Y ≤ y) under the predictive mixture, row by row."""
     return jax.nn.softmax(known.scores) @ scores.below
 
 
 def learn(
     known: Calibration, one: Combined, scores: Scored, mean: Array, x: Array, y: Array, weight: Array
 ) -> Calibration:
-    """What the errors of a batch teach; `one` and the particles' `mean` were predicted before seeing y."""
+    """Learn from the errors of a batch; `one` and the particles' `mean` were predicted before seeing y."""
     rows = weight.sum()
     some, share = rows > 0, rows / USUAL_ROWS
     squared = (y - one.mean) ** 2
@@ -151,14 +151,14 @@ def learn(
 
 
 def running(old: Array, new: Array, rounds: Scalar, share: Scalar, longest: float) -> Array:
-    """Return a running mean that is 1 before any row, and no longer remembers that after one batch of the usual size.
+    """Return a running mean that starts at 1 and forgets that start after one batch of the usual size.
 
     Args:
-        old: before.
-        new: the mean of some rows.
-        rounds: batches of the usual size before them.
-        share: how many of these they are.
-        longest: batches over which the mean is taken in the end.
+        old: the mean before.
+        new: the mean of the new rows.
+        rounds: the number of batches of the usual size before them.
+        share: the size of the new rows, in batches of the usual size.
+        longest: the number of batches over which the mean is eventually taken.
     """
     part = jnp.clip(1 - rounds, 0, share)
     gain = jnp.minimum(1, share / jnp.minimum(1 + 0.5 * rounds, longest))
@@ -166,12 +166,12 @@ def running(old: Array, new: Array, rounds: Scalar, share: Scalar, longest: floa
 
 
 def rescale(known: Calibration, ratio: Scalar) -> Calibration:
-    """The same knowledge after y's unit grew by `1 / ratio`."""
+    """Return the same knowledge after y's unit grew by `1 / ratio`."""
     return known._replace(error=known.error * ratio**2, products=known.products * ratio**2)
 
 
 def _at_settings(known: Calibration, one: Combined, pick: Array | None = None) -> StudentT:
-    """The predictive of settings on the grid, `[settings, B]`: of those picked, or of all."""
+    """Return the predictive of settings on the grid, `[settings, B]`: those picked, or all."""
     grids = [jnp.asarray(grid, one.mean.dtype) for grid in _GRID]
     dof, noise, spread, tilt = ((grid if pick is None else grid[pick])[:, None] for grid in grids)
     shape = jnp.exp(tilt * one.log_shape[None])
@@ -181,7 +181,7 @@ def _at_settings(known: Calibration, one: Combined, pick: Array | None = None) -
 
 
 def _features(known: Calibration, mean: Array, variance: Array, x: Array) -> Array:
-    """What the size of an error may depend on, `[B, F + 4]`."""
+    """Return the features that the size of an error may depend on, `[B, F + 4]`."""
     mean = jnp.clip(mean, -4, 4)[:, None]
     doubt = jnp.log(variance / known.error + 1e-4)[:, None]
     return jnp.concatenate([jnp.ones_like(mean), jnp.clip(x, -4, 4), mean, mean**2, doubt], 1)
@@ -190,7 +190,7 @@ def _features(known: Calibration, mean: Array, variance: Array, x: Array) -> Arr
 def _learn_shape(
     known: Calibration, one: Combined, x: Array, squared: Array, weight: Array, share: Scalar
 ) -> Calibration:
-    """Recursive least squares of the log squared error, with forgetting and a bounded covariance."""
+    """Regress the log squared error by recursive least squares with forgetting and a bounded covariance."""
     features = _features(known, one.mean, one.variance, x)
     root = jnp.sqrt(weight)[:, None]
     A = features * root
@@ -211,7 +211,7 @@ def _learn_shape(
 
 
 def _stack(products: Array, seen: Scalar) -> Array:
-    r"""Weights on the simplex that nearly minimise $w^\top (E + \text{ridge}) w$, by exponentiated gradients."""
+    r"""Return weights on the simplex that nearly minimise $w^\top (E + \text{ridge}) w$, by exponentiated gradients."""
     n = len(products)
     best = jnp.diagonal(products).min() / jnp.maximum(seen, 1e-30)
     E = products + RIDGE * best * jnp.eye(n, dtype=products.dtype)

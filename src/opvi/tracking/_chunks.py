@@ -9,7 +9,7 @@ CHUNK = 32  # rows
 
 
 def cut(features: int, batch: Batch, dtype: jnp.dtype) -> tuple[tuple[Array, ...], Array, Array]:
-    """Return the batch in chunks, its weights, and whether it is finite: a poisoned batch becomes an empty one."""
+    """Return the batch in chunks, its weights, and whether it is finite; a batch that is not becomes empty."""
     x, y = _checked(features, batch)
     x, y = x.astype(dtype), y.astype(dtype)
     finite = (jnp.abs(x) <= LARGEST_VALUE).all() & (jnp.abs(y) <= LARGEST_VALUE).all()
@@ -20,7 +20,7 @@ def cut(features: int, batch: Batch, dtype: jnp.dtype) -> tuple[tuple[Array, ...
 
 
 def _checked(features: int, batch: Batch) -> tuple[Array, Array]:
-    """Return X and y, refused by their shapes."""
+    """Return X and y; refuse wrong shapes."""
     rows = len(batch.weight)
     try:
         x, y = batch.data

@@ -1,6 +1,6 @@
 r"""Rows remembered beside the networks of a classifier: the labels of the nearest ones, and of the last ones.
 
-Four more trackers for the bank, which weighs them as it weighs the networks:
+Four more trackers for the bank, which weights them as it does the networks:
 
 1. the labels of the 8 nearest of all rows kept, $p(c) \propto \sum_i w_i [y_i = c] + s\, \pi_c$, with $\pi$ the running
    shares of the classes,
@@ -31,7 +31,7 @@ SMALLEST = 1e-6  # probability
 
 
 class Kept(NamedTuple):
-    """Rows in their places."""
+    """Stored rows."""
 
     x: Array  # [room, F], as they came; NaN where a column did not exist yet
     facts: Array  # [room, FACTS]: label, weight, when it came
@@ -66,10 +66,10 @@ def recall(memory: ClassMemory, view: Callable[[Array], Array], z: Array, rows: 
 
     Args:
         memory: rows and labels.
-        view: scales rows as they came.
-        z: where to look, `[B, F]`.
+        view: scales rows given in their original units.
+        z: the inputs to predict at, `[B, F]`.
         rows: how many are remembered.
-        half_life: of the rows' weights, in rows; None: only those of the short memory fade.
+        half_life: the half-life of the rows' weights, in rows; None fades only the short memory.
     """
 
     def placed(x: Array) -> Array:
@@ -97,10 +97,10 @@ def learn(memory: ClassMemory, x: Array, y: Array, weight: Array, slope: Array, 
     """Return the memory with a batch in it.
 
     Args:
-        memory: before.
-        x: rows as they came, `[B, F]`.
+        memory: the memory before.
+        x: rows in their original units, `[B, F]`.
         y: their labels.
-        weight: of the rows; 0 for those that are not there.
+        weight: the weights of the rows; 0 for padding.
         slope: gradients of the labels' log probabilities, `[B, F]`.
         rows: how many are remembered.
     """

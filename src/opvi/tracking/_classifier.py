@@ -52,7 +52,7 @@ class ClassifierState(NamedTuple):
 
     @property
     def particles(self) -> Particles:
-        """The networks' weights, `[n, d]`; those of the linear filters where there are no networks."""
+        """The networks' weights, `[n, d]`; those of the linear filters if there are no networks."""
         parts = [state.particles for state in self.networks or (self.linear,) if state is not None]
         return jnp.concatenate(parts)
 
@@ -108,7 +108,7 @@ class Classifier(Unforked):
 
     @property
     def paces(self) -> tuple[float, ...]:
-        """How fast the weights of each linear filter wander."""
+        """How fast the weights of each linear filter drift."""
         if not self.with_linear:
             return ()
         return WANDERING if self.half_life is None else (LINEAR_VARIANCE * (1 - 2 ** (-ROWS / self.half_life)),)
@@ -163,7 +163,7 @@ class Classifier(Unforked):
     @compiled
     @exactly
     def relearn(self, key: Key, state: ClassifierState, batch: Batch) -> ClassifierState:
-        """Learn from rows seen before: they teach the models, and nothing else."""
+        """Learn from rows seen before, which teach the models and nothing else."""
         parts, _ = _cut(self, state, batch)
         (x, y), weight = parts
 
@@ -218,27 +218,27 @@ def classifier(
     linear: bool | None = None,
     memory_rows: int | None = None,
 ) -> Classifier:
-    r"""Classes from raw numbers, one pass, no settings: standardises, forgets and calibrates by itself.
+    r"""Predict classes from raw numbers in one pass; it standardises, forgets and calibrates by itself.
 
-    A bank of trackers learns side by side: networks with ReLU and tanh, each with a long memory and with a short
-    one (`opvi.kfac`), and linear filters whose weights wander at several paces. Their mixture
+    A bank of trackers learns in parallel: networks with ReLU and tanh, each with a long memory and with a short
+    one (`opvi.kfac`), and linear filters whose weights drift at several rates. Their mixture
     follows the prequential score (exponentiated gradient, fixed share), and so do exponents that sharpen it and
     extrapolate trends:
 
     $$\bar p = \sum_k w_k p_k, \qquad p(y) \propto \bar p(y)^{\beta_0} \prod_k p_k(y)^{\beta_k}$$
 
-    Every component of the predictive is one particle, so that its uncertainty falls into an epistemic and an
+    Every component of the predictive is one particle, so its uncertainty splits into an epistemic and an
     aleatoric part. A large batch is learnt 20 rows at a time.
 
     Args:
         features: columns of X, in any units.
         classes: labels are 0, 1, …, classes - 1.
         hidden: widths of the networks' hidden layers; `()` tracks linear models alone.
-        particles: networks in all.
-        half_life: in rows; None tracks with a long and a short memory and finds out; `math.inf` never forgets.
-        linear: whether to track linear models too; None does so where they are cheap.
+        particles: the total number of networks.
+        half_life: in rows; None tracks with long and short memory and learns which to trust; `math.inf` never forgets.
+        linear: whether to track linear models too; None does so if they are cheap.
         memory_rows: rows kept beside the networks; the labels of the nearest and of the last ones are four more
-            trackers. As many as 16 MB hold if omitted, at most 65,536, and none beside linear models or for more than
+            trackers. If omitted, as many as fit in 16 MB, at most 65,536, and none for linear models or for more than
             400 columns; 0 for none.
     """
     if features < 1 or classes < 2:
@@ -257,7 +257,7 @@ def classifier(
 
 
 def _share(particles: Start, groups: int) -> int:
-    """Particles of each group."""
+    """Return the number of particles of each group."""
     if not isinstance(particles, int) or particles < groups or particles % groups:
         raise ValueError(f"`particles` is {particles!r}, but must be a multiple of {groups}: as many for each tracker.")
     return particles // groups
@@ -267,12 +267,12 @@ def _share(particles: Start, groups: int) -> int:
 
 
 def _pairs(sampler: Classifier, state: ClassifierState) -> list[tuple[Target, Particles]]:
-    """The networks' targets and particles."""
+    """Return the networks' targets and particles."""
     return [(net.target, s.particles) for net, s in zip(sampler.networks, state.networks, strict=True)]
 
 
 def _members(sampler: Classifier, state: ClassifierState, z: Array) -> tuple[Array, Array]:
-    """Log probabilities of every particle `[n, B, C]`, and of every tracker `[K, B, C]`, at scaled inputs."""
+    """Return log probabilities of every particle `[n, B, C]` and every tracker `[K, B, C]` at scaled inputs."""
     lines = [] if state.linear is None else [predict_linear(state.linear, z, sampler.classes).log_probabilities()]
     if state.memory is not None:
         view = partial(_scaled, state.moments)
@@ -287,7 +287,7 @@ def _members(sampler: Classifier, state: ClassifierState, z: Array) -> tuple[Arr
 
 
 def _with_mixture(state: ClassifierState, log_k: Array) -> Array:
-    """The mixture's log probabilities, then the trackers': `[1 + K, B, C]`."""
+    """Return the mixture's log probabilities, then the trackers': `[1 + K, B, C]`."""
     return jnp.concatenate([logsumexp(state.log_weights[:, None, None] + log_k, axis=0)[None], log_k])
 
 
@@ -298,7 +298,7 @@ def _scaled(moments: scaling.Moments, x: Array) -> Array:
 @partial(jax.jit, static_argnums=0)
 @exactly
 def _components(sampler: Classifier, state: ClassifierState, x: Array) -> tuple[Array, Array]:
-    """Components and their log weights, which add up to the calibrated probabilities."""
+    """Return components and log weights that add up to the calibrated probabilities."""
     log_p, log_k = _members(sampler, state, _scaled(state.moments, x))
     both = _with_mixture(state, log_k)
     groups = len(state.networks)
@@ -316,7 +316,7 @@ def _components(sampler: Classifier, state: ClassifierState, x: Array) -> tuple[
 def _learn_models(
     sampler: Classifier, key: Key, state: ClassifierState, batch: Batch
 ) -> tuple[tuple[KFACState, ...], LinearState | None, list[StepInfo]]:
-    """The networks and the filters after a batch of scaled rows, and what they report."""
+    """Return the networks and filters after a batch of scaled rows, and what they report."""
     done = [net.step(key, s, batch) for net, s in zip(sampler.networks, state.networks, strict=True)]
     lines, infos = state.linear, [info for _, info in done]
     if sampler.filters is not None and lines is not None:
@@ -326,7 +326,7 @@ def _learn_models(
 
 
 class _Learnt(NamedTuple):
-    """What happened to some rows."""
+    """The result of learning some rows."""
 
     predicted: Predicted
     weight: Array  # of each row; 0 where they were refused
@@ -335,7 +335,7 @@ class _Learnt(NamedTuple):
 
 
 def _learn(sampler: Classifier, key: Key, state: ClassifierState, rows: Batch) -> tuple[ClassifierState, _Learnt]:
-    """Predict, score, learn: at most 32 rows. A row that is not finite or has no class refuses them all."""
+    """Predict, score and learn at most 32 rows. If one row is not finite or has no valid class, all are refused."""
     (x, y), weight = rows
     valid = _valid(sampler, x, y, weight)
     y = jnp.clip(y, 0, sampler.classes - 1)
@@ -363,7 +363,7 @@ def _learn(sampler: Classifier, key: Key, state: ClassifierState, rows: Batch) -
 
 
 def _skip(sampler: Classifier, state: ClassifierState, rows: Batch) -> tuple[ClassifierState, _Learnt]:
-    """Nothing, for rows that are all padding."""
+    """Do nothing, for rows that are all padding."""
     weight = rows.weight
     p = jnp.full((len(weight), sampler.classes), jnp.nan, weight.dtype)
     said = Predicted(p[:, 0], probabilities=p)
@@ -371,14 +371,14 @@ def _skip(sampler: Classifier, state: ClassifierState, rows: Batch) -> tuple[Cla
 
 
 def _valid(sampler: Classifier, x: Array, y: Array, weight: Array) -> Array:
-    """Whether every row is finite and has a class."""
+    """Return whether every row is finite and has a valid class."""
     return ((jnp.isfinite(x).all(1) & (y >= 0) & (y < sampler.classes)) | (weight == 0)).all()
 
 
 def _cut(sampler: Classifier, state: ClassifierState, batch: Batch) -> tuple[Batch, int]:
-    """The rows in pieces `[m, rows, …]`, whole if few, else of 20; and how many rows there are.
+    """Return the rows in pieces `[m, rows, …]`, one if they are few, otherwise of 20, and the number of rows.
 
-    A label that is not a whole number becomes one that is no class.
+    A label that is not a whole number becomes an invalid class.
     """
     batch = cast(batch, state.log_weights.dtype)
     if not isinstance(batch.data, tuple | list) or len(batch.data) != 2:

@@ -1,4 +1,4 @@
-r"""When did the data change? A Page–Hinkley test on how well batches were predicted before learning from them."""
+r"""Detects changes of the data: a Page–Hinkley test on how well batches were predicted before learning."""
 
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -29,7 +29,7 @@ class Detector(NamedTuple):
 
 
 def start(dtype: jnp.dtype) -> Detector:
-    """Nothing seen."""
+    """Return a detector that has seen nothing."""
     zero, none = jnp.zeros((), dtype), jnp.zeros((), jnp.int32)
     return Detector(zero, zero, zero, none, none)
 
@@ -40,15 +40,15 @@ def threshold_of(weight: Array) -> Array:
 
 
 def update(detector: Detector, loss: Scalar, threshold: Scalar | float = THRESHOLD) -> tuple[Detector, Array]:
-    r"""The detector after a batch, and whether it sounds the alarm.
+    r"""Return the detector after a batch, and whether it raises the alarm.
 
     $$e_t = \max(0,\; e_{t-1} + \min(z_t, 4) - \tfrac12), \qquad z_t = (\ell_t - \bar\ell)/\mathrm{sd}(\ell),
       \qquad e_t > 12$$
 
     Args:
         detector: its state.
-        loss: mean loss of the batch, e.g. minus its log predictive density; not finite: ignored.
-        threshold: of $e_t$, for an alarm.
+        loss: the mean loss of the batch, e.g. minus its log predictive density; ignored if not finite.
+        threshold: the value of $e_t$ above which an alarm is raised.
     """
     batches = detector.batches + 1
     warm = batches > WARM_UP
@@ -81,7 +81,7 @@ class Watched(Wrapper):
 
     @compiled
     def step(self, key: Key, state: Wrapped, batch: Batch) -> tuple[Wrapped, WrappedInfo]:
-        """Learn from a batch, and say whether the data changed."""
+        """Learn from a batch, and report whether the data changed."""
         inner, info = self.sampler.step(key, state.inner, batch)
         # The first batch was predicted from nothing: its loss says nothing about later ones.
         loss = jnp.where(state.rows > 0, -info.log_predictive, jnp.nan)
@@ -92,5 +92,5 @@ class Watched(Wrapper):
 
 
 def watched(sampler: Sampler) -> Watched:
-    """The same sampler, whose Info says in `changed` when the data changed."""
+    """Return the same sampler, whose Info reports in `changed` when the data changed."""
     return Watched(sampler)

@@ -1,9 +1,9 @@
-r"""Columns that do not help fade: a factor for each input, learnt from predictions made before learning.
+r"""Fades out columns that do not help: a factor for each input, learnt from predictions made before learning.
 
 Let $g_j = z_j\, \partial f / \partial z_j$ be what column j adds to a prediction, and e the error of that prediction.
 $\sum e g_j$ is 0 for a column whose part is right, and $-\sum g_j^2$ for one that adds nothing but noise. The factor
-follows the regression of e on $g_j$, and so returns when the column begins to help. A column that errors still go with,
-or with its square, does not fade, and returns: networks need many rows to learn what it has to say.
+follows the regression of e on $g_j$, and returns when the column begins to help. A column that errors still correlate with,
+or with its square, does not fade and returns: networks need many rows to learn from it.
 """
 
 from typing import NamedTuple
@@ -35,13 +35,13 @@ class Gates(NamedTuple):
 
 
 def start(columns: int, dtype: jnp.dtype) -> Gates:
-    """Every column counts fully."""
+    """Return gates under which every column counts fully."""
     zero = jnp.zeros(columns, dtype)
     return Gates(jnp.ones(columns, dtype), zero, zero, jnp.zeros((), dtype), jnp.zeros((), dtype), zero, zero)
 
 
 def through(gates: Gates | None, z: Array) -> Array:
-    """The inputs, faded."""
+    """Return the faded inputs."""
     return z if gates is None else z * gates.factor[None]
 
 
@@ -49,11 +49,11 @@ def update(gates: Gates, z: Array, contributions: Array, error: Array, weight: A
     """Return the factors after a batch.
 
     Args:
-        gates: before.
+        gates: the gates before the batch.
         z: faded inputs `[B, F]`.
         contributions: what each column added to the predictions `[B, F]`.
-        error: of the predictions.
-        weight: of the rows.
+        error: the errors of the predictions.
+        weight: the weights of the rows.
     """
     rows = weight.sum()
     share = rows / USUAL_ROWS

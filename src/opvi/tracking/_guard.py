@@ -1,11 +1,11 @@
-r"""Which targets to believe: garbage among them is weighed down, a jump of all of them is followed.
+r"""Which targets to believe: garbage is weighted down, a jump of all targets is followed.
 
 With r a row's error in units of the errors so far, the row's likelihood is raised to the power
 
 $$w = \min\bigl(1, (c / r)^2\bigr)$$
 
-as by WoLF's inverse multiquadric weight (arXiv 2405.05646), but at no loss for errors below c. Far garbage says almost
-nothing, and the tails of heavy noise say something. Where most rows are that far off, not they are wrong but the model.
+like WoLF's inverse multiquadric weight (arXiv 2405.05646), but at no loss for errors below c. Far garbage counts almost
+nothing, while the tails of heavy noise still count. If most rows are that far off, the model is wrong, not the rows.
 """
 
 from typing import NamedTuple
@@ -29,7 +29,7 @@ NORMAL = 1.4826  # a Gaussian's standard deviation over its median absolute devi
 
 
 class Believed(NamedTuple):
-    """What is made of some targets before they are learnt."""
+    """How far some targets are trusted before they are learnt."""
 
     trust: Array  # [B]: the power w of each row's likelihood
     y: Array  # [B]: what is not believed is moved towards its prediction
@@ -42,15 +42,15 @@ class Believed(NamedTuple):
 def believe(
     known: Calibration, one: Combined, scale: Scale, surprised: Array | float, rows: tuple[Array, Array], begun: Array
 ) -> Believed:
-    """Return how far targets are believed, given what was predicted.
+    """Return how far targets are trusted, given what was predicted.
 
     Args:
-        known: the size of the errors so far, 1 to begin with.
+        known: the size of the errors so far, initially 1.
         one: the prediction.
         scale: its units.
-        surprised: shares of the last few rows that were far above and far below.
+        surprised: the shares of the last few rows that were far above and far below.
         rows: y and weights.
-        begun: whether there is a scale; if not, all are believed.
+        begun: whether there is a scale yet; if not, all targets are trusted.
     """
     y, weight = rows
     unit = scaling.divisor(scale)[-1]
@@ -79,7 +79,7 @@ def trust(squared: Array) -> Array:
 
 
 def among_themselves(y: Array, weight: Array) -> tuple[Array, Array]:
-    """Return the trust in targets of which nothing is known but each other, and the targets with wild ones moved in."""
+    """Return the trust in the first targets, judged against each other, and the targets with outliers clipped."""
     centre = median(y, weight)
     unit = NORMAL * median(jnp.abs(y - centre), weight)
     w = jnp.where(unit > 0, trust(((y - centre) / jnp.where(unit > 0, unit, 1)) ** 2), 1)
@@ -96,12 +96,12 @@ def median(values: Array, weight: Array) -> Scalar:
 
 
 def _surprised(share: Array | float, error: Array, surprising: Array, weight: Array) -> Array:
-    """Return the shares of rows far above and far below among the last few, a batch included."""
+    """Return the shares of rows far above and far below among the last few, including a batch."""
     return recent(share, surprising[:, None] & jnp.stack([error > 0, error < 0], 1), weight)
 
 
 def recent(share: Array | float, of: Array, weight: Array) -> Array:
-    """Return the shares of the last few rows of which something holds, a batch `[B, K]` included."""
+    """Return the shares of the last few rows for which conditions hold, including a batch `[B, K]`."""
     rows = weight.sum()
     keep = 0.5 ** (rows / JUMP_HALF_LIFE)
     return keep * share + (1 - keep) * jnp.where(of, weight[:, None], 0).sum(0) / jnp.maximum(rows, 1e-30)

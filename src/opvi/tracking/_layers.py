@@ -1,4 +1,4 @@
-"""A network's activations, and what becomes of its weights and covariances when the units of X and y change."""
+"""A network's activations, and how its weights and covariances change when the units of X and y do."""
 
 import math
 from collections.abc import Callable, Sequence
@@ -17,7 +17,7 @@ TANH, RELU, SINE = 0.0, 1.0, 2.0
 
 
 def checked_widths(hidden: Sequence[int]) -> tuple[int, ...]:
-    """Return the widths of hidden layers, refused unless they are whole numbers of units; none: a linear model."""
+    """Return the widths of hidden layers; refuse any that are not whole numbers. An empty tuple is a linear model."""
     widths = tuple(hidden) if isinstance(hidden, Sequence) and not isinstance(hidden, str) else (0,)
     if not all(isinstance(width, int) and width > 0 for width in widths):
         raise ValueError(
@@ -62,16 +62,16 @@ class Units(NamedTuple):
 def between(old: Scale, new: Scale, doubt: Array | None = None, now: Array | None = None) -> Units:
     r"""Return the change from one scale of (X, y) to another; columns without a deviation stay as they are.
 
-    The network remains the same function: a weight grows with the deviation of its column. In a column that runs on
-    and on, such as a date, weights of which nothing has been learnt would grow without end. With `doubt` v, a weight
+    The network remains the same function: a weight grows with the deviation of its column. In a column that keeps
+    rising, such as a date, weights that have learnt nothing yet would grow without bound. With `doubt` v, a weight
     grows by at most $\max(1, v^{-1/2})$, so that it stays within its prior, and the network remains the same only
     where the column is `now`.
 
     Args:
         old: the scale before.
-        new: and after.
+        new: the scale after.
         doubt: `[F]`: variance of the first layer's weights, as a share of the prior's.
-        now: `[F]`: where the columns are, in their own units.
+        now: `[F]`: current values of the columns, in their own units.
     """
     known = (old.sd > 0) & (new.sd > 0)
     ratio = jnp.where(known, new.sd / divisor(old), 1)
@@ -87,7 +87,7 @@ def between(old: Scale, new: Scale, doubt: Array | None = None, now: Array | Non
 
 
 def change(network: MLP, units: Units, w: Array) -> Array:
-    """Return the linear part of the change, of a vector of weights."""
+    """Apply the linear part of the change to a vector of weights."""
     features, width = network.shapes[0]
     weights, end = w[: features * width].reshape(features, width), (features + 1) * width
     shifted = (weights * units.shift[:, None]).sum(0)
@@ -107,9 +107,9 @@ def re_express(network: MLP, units: Units, w: Array, begins: Array | None = None
 
     Args:
         network: the layers.
-        units: old and new.
+        units: the old and the new units.
         w: the weights.
-        begins: `[F]`: columns that were constant and begin to move. Their weights are not learnt, and become 0.
+        begins: `[F]`: columns that were constant and begin to move. Their weights were not learnt, and become 0.
     """
     w = change(network, units, w).at[-1].add(units.output_shift)
     if begins is None:
@@ -119,7 +119,7 @@ def re_express(network: MLP, units: Units, w: Array, begins: Array | None = None
 
 
 def covariances_in(network: MLP, blocks: Blocks, units: Units, matrices: Array) -> Array:
-    r"""Return $T C T^\top$, T the change of units, for matrices `[n, K, D, D]`; what is between blocks stays 0."""
+    r"""Return $T C T^\top$, T the change of units, for matrices `[n, K, D, D]`; entries between blocks stay 0."""
     scale = jnp.append(_scale(network, units, matrices.dtype), 1)[blocks.order]
     both = scale[:, :, None] * scale[:, None, :]
     shifted = _shifted_in_rows(network, blocks, units)
@@ -133,7 +133,7 @@ def covariances_in(network: MLP, blocks: Blocks, units: Units, matrices: Array) 
 
 
 def _shifted_in_rows(network: MLP, blocks: Blocks, units: Units) -> Callable[[Array, int], Array]:
-    """Return the function that adds to each hidden bias what the means' shift makes of its weights, along an axis."""
+    """Return a function that adds to each hidden bias the shift of the means times its weights, along an axis."""
     (features, width), (count, size) = network.shapes[0], blocks.order.shape
     if count == 1:  # the weights, input by input, then the biases
         parts, where, subscripts = (features, width), slice(features * width, (features + 1) * width), "f,kfh...->kh..."
@@ -158,7 +158,7 @@ def _shifted_in_rows(network: MLP, blocks: Blocks, units: Units) -> Callable[[Ar
 def _adder(
     parts: tuple[int, int], where: slice | np.ndarray, subscripts: str, shift: Array
 ) -> Callable[[Array, int], Array]:
-    """Return the function that adds the shift's product with rows, or columns, that lie in a regular pattern."""
+    """Return a function that adds the shift's product with rows, or columns, at regular positions."""
     used = parts[0] * parts[1]
 
     def add(C: Array, axis: int) -> Array:
@@ -172,7 +172,7 @@ def _adder(
 
 
 def _first_layer(network: MLP, blocks: Blocks) -> tuple[np.ndarray, np.ndarray]:
-    """Return where the first layer's biases are in each block `[K, m]`, and their weights `[K, m, F]`; D: not there."""
+    """Return where each block has the first layer's biases, `[K, m]`, and their weights, `[K, m, F]`; D if absent."""
     (count, size), (features, width) = blocks.order.shape, network.shapes[0]
     weights, biases = np.split(np.arange((features + 1) * width), [features * width])
     weights = weights.reshape(features, width).T

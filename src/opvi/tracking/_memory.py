@@ -39,7 +39,7 @@ EXTRA = 2  # what memory adds to the inputs of the predicted log squared error
 
 
 class Memory(NamedTuple):
-    """Rows, and what is known about their use. Targets, errors and their sizes are in the units of y."""
+    """Rows, and how useful they have been. Targets, errors and their sizes are in the units of y."""
 
     x: Array  # [room, F], as they came; NaN where a column did not exist yet
     facts: Array  # [room, FACTS]: target, error, squared error expected, weight, when it came
@@ -95,12 +95,12 @@ def recall(
 
     Args:
         memory: the rows.
-        scale: in use, of the columns of X, then y.
-        gates: of the columns.
-        z: where to look.
+        scale: the scale in use, of the columns of X, then y.
+        gates: the columns' gates.
+        z: the inputs to predict at.
         error: running mean squared error of the predictions, y standardised.
         rows: how many are remembered.
-        half_life: of the rows' weights, in rows; None: they do not fade.
+        half_life: the half-life of the rows' weights, in rows; None for no fading.
     """
     if memory is None:
         return None
@@ -135,14 +135,14 @@ def recall(
 
 
 def _terms(recalled: Recalled, mean: Array) -> Array:
-    """What the weights multiply, `[B, 2]`."""
+    """Return the terms that the weights multiply, `[B, 2]`."""
     return jnp.stack([recalled.error, recalled.target - recalled.mass * mean], 1)
 
 
 def combine(
     memory: Memory | None, recalled: Recalled | None, known: Calibration, mean: Array, doubt: Array, z: Array
 ) -> tuple[Combined, Combined, Array]:
-    """Return the networks' predictions as one, that corrected by memory, and what its errors may depend on."""
+    """Return the networks' combined prediction, the same corrected by memory, and the features of its errors."""
     if memory is None or recalled is None:
         one = calibration.combine(known, mean, doubt, z)
         return one, one, z
@@ -152,12 +152,12 @@ def combine(
 
 
 def _parts(scale: Scale) -> tuple[Scale, Scale]:
-    """The scale of X, and of y."""
+    """Return the scale of X and that of y."""
     return Scale(scale.mean[:-1], scale.sd[:-1]), Scale(scale.mean[-1], scale.sd[-1])
 
 
 class Rows(NamedTuple):
-    """A batch, and what was said of it before learning."""
+    """A batch, and what was predicted for it before learning."""
 
     x: Array  # [B, F], as it came
     y: Array  # [B]
@@ -176,15 +176,15 @@ def learn(
     begun: Array,
     kept: int,
 ) -> Memory | None:
-    """Return the memory with a batch in it, and with weights that its errors have taught.
+    """Return the memory with a batch added and the weights updated by its errors.
 
     Args:
-        memory: before.
-        recalled: what it said of the batch.
+        memory: the memory before the batch.
+        recalled: what it predicted for the batch.
         rows: the batch.
-        scale: in use, of the columns of X, then y.
+        scale: the scale in use, of the columns of X, then y.
         error: running mean squared error of the predictions, y standardised.
-        begun: False: the networks' predictions of this batch mean nothing yet.
+        begun: whether the networks' predictions of this batch mean anything yet.
         kept: how many rows are remembered.
     """
     if memory is None or recalled is None:
@@ -220,7 +220,7 @@ def learn(
 
 
 def _restacked(memory: Memory, terms: Array, away: Array, weight: Array, error: Scalar, share: Scalar) -> Memory:
-    """The weights after errors of a batch: least squares with forgetting, a ridge, and no weight below 0."""
+    """Return the weights after the errors of a batch: non-negative least squares with forgetting and a ridge."""
     keep = jnp.minimum(STACK_MEMORY, 1 - 1 / (2 + EARLY_MEMORY * memory.rounds)) ** share
     known = terms * (weight / error)[:, None]
     products = keep * memory.products + jnp.matmul(known.T, terms, precision="highest")
@@ -247,7 +247,7 @@ def nonnegative(A: Array, b: Array) -> Array:
 
 
 def _sized(memory: Memory, recalled: Recalled, away: Array, weight: Array, share: Scalar) -> Memory:
-    """The median error and the usual distance after a batch; errors in the units of y."""
+    """Return the median error and the typical distance after a batch; errors in the units of y."""
     total = jnp.maximum(weight.sum(), 1e-30)
     size = jnp.abs(away)
     above = (jnp.sign(size - memory.typical) * weight).sum() / total

@@ -21,7 +21,7 @@ EVERY = 16  # batches of the usual size: how often the root is taken anew, after
 
 
 class Metric(NamedTuple):
-    """Gradients remembered, and the linear map after which distances are Euclidean."""
+    """The gradients remembered, and the linear map after which distances are Euclidean."""
 
     slopes: Array  # [F, F], or [F] of many columns: running mean of outer products, of squares
     root: Array  # in the same form
@@ -35,7 +35,7 @@ def start(features: int, dtype: jnp.dtype) -> Metric:
 
 
 def through(metric: Metric, z: Array) -> Array:
-    """Return rows between which Euclidean distances are those of the metric; what is missing is at the mean."""
+    """Map rows so that Euclidean distances are those of the metric; missing values are put at the mean."""
     z = jnp.where(jnp.isnan(z), 0, z)
     return jnp.matmul(z, metric.root, precision="highest") if metric.root.ndim == 2 else z * metric.root[None]
 

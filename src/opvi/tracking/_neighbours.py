@@ -1,4 +1,4 @@
-"""Rows kept in a fixed number of places, and the nearest of them: without a sort, and no work for empty places."""
+"""Rows kept in a fixed number of slots, and a search for the nearest without sorting or work for empty slots."""
 
 import dataclasses
 from collections.abc import Callable
@@ -23,9 +23,9 @@ NEARNESS = 0.01  # a row at this share of the mean squared distance has half the
 
 
 def kept(memory_rows: int | None, columns: int, facts: int, networks: bool) -> int:
-    """Return how many rows are kept: if nobody says, as many as 16 MB hold, at most 65,536.
+    """Return how many rows are kept: if omitted, as many as fit in 16 MB, at most 65,536.
 
-    Linear models, which are for streams where speed counts, keep none unless asked; nor do models of more than 400
+    Linear models, which are for streams where speed matters, keep none unless asked; nor do models of more than 400
     columns, where distances say little: measured on MNIST.
     """
     if memory_rows is not None:
@@ -34,7 +34,7 @@ def kept(memory_rows: int | None, columns: int, facts: int, networks: bool) -> i
 
 
 def checked_rows(memory_rows: int | None) -> int | None:
-    """Return a number of rows to remember, refused unless it is None or a whole number that `nearest` can search."""
+    """Return a number of rows to remember; refuse it unless it is None or a whole number that `nearest` can search."""
     whole = isinstance(memory_rows, int) and not isinstance(memory_rows, bool)
     if memory_rows is None or (whole and 0 <= memory_rows <= LARGEST_STORE):
         return memory_rows
@@ -44,7 +44,7 @@ def checked_rows(memory_rows: int | None) -> int | None:
 
 
 def without_memory(sampler: Sampler) -> Sampler:
-    """Return the sampler without the rows that it would remember by default: a model of many keeps none."""
+    """Return the sampler without the rows it would remember by default; models in a fleet keep none."""
     if not dataclasses.is_dataclass(sampler) or isinstance(sampler, type):
         return sampler
     if hasattr(sampler, "sampler"):  # wrapped
@@ -54,19 +54,19 @@ def without_memory(sampler: Sampler) -> Sampler:
 
 
 def room(rows: int) -> int:
-    """Return the length of an array with places for this many rows: whole tiles."""
+    """Return the length of an array with slots for this many rows, in whole tiles."""
     return -(-rows // TILE) * TILE
 
 
 def places(seen: Array, here: Array, rows: int) -> tuple[Array, Array]:
-    """Return where each row of a batch goes, and the number of rows seen after it.
+    """Return the slot of each row of a batch, and the number of rows seen after it.
 
-    The first rows fill the places in turn. Each later one takes the place of a random row, so that of the rows kept
-    the recent ones are nearly all there and older ones are ever fewer: ages fall off geometrically.
+    The first rows fill the slots in turn. Each later one replaces a random row, so that of the rows kept
+    nearly all recent ones are there and older ones become rarer: ages fall off geometrically.
 
     Args:
-        seen: rows before the batch.
-        here: which rows of the batch there are; others go to a place past the end, where they are dropped.
+        seen: the number of rows before the batch.
+        here: which rows of the batch are real; padding goes to a slot past the end, where it is dropped.
         rows: how many are kept.
     """
     ones = here.astype(jnp.int32)
@@ -80,7 +80,7 @@ def places(seen: Array, here: Array, rows: int) -> tuple[Array, Array]:
 
 
 def _scattered(number: Array) -> Array:
-    """Return whole numbers that look random, each a function of a number alone (the finaliser of MurmurHash3)."""
+    """Return pseudo-random whole numbers, each a hash of one number (the finaliser of MurmurHash3)."""
     for shift, factor in ((16, 0x85EBCA6B), (13, 0xC2B2AE35)):
         number = (number ^ (number >> jnp.uint32(shift))) * jnp.uint32(factor)
     return number ^ (number >> jnp.uint32(16))
@@ -89,17 +89,17 @@ def _scattered(number: Array) -> Array:
 def nearest(
     stored: Array, filled: Array, view: Callable[[Array], Array], asked: Array, count: int = NEAREST
 ) -> tuple[Array, Array]:
-    """Return the places of the rows nearest to each one asked about, and whether there are so many: `[B, count]`.
+    """Return the slots of the rows nearest to each query, and whether there are that many: `[B, count]`.
 
-    Distances are Euclidean between `view(rows)` and `asked`. Only tiles with rows in them are looked at. Of every
-    lane of places the nearest row is found as the smallest of integers that hold a distance in the upper bits and
-    its place in the lower ones; the nearest lanes follow. Two of the nearest rows in one lane count as one: with 8
-    wanted from 512 lanes, one neighbour in about 150 is passed over for a slightly farther one.
+    Distances are Euclidean between `view(rows)` and `asked`. Only tiles with rows in them are searched. Of every
+    lane of slots the nearest row is found as the smallest of integers that hold a distance in the upper bits and
+    its slot in the lower ones; the nearest lanes follow. Two of the nearest rows in one lane count as one: with 8
+    wanted from 512 lanes, about one neighbour in 150 is replaced by a slightly more distant one.
 
     Args:
         stored: `[room, F]`.
-        filled: places in use, from the first on.
-        view: of rows `[TILE, F]`, what distances are measured between: `[TILE, D]`.
+        filled: the number of slots in use, from the first on.
+        view: maps rows `[TILE, F]` to the space of distances, `[TILE, D]`.
         asked: `[B, D]`.
         count: neighbours wanted.
     """
@@ -123,7 +123,7 @@ def nearest(
 
 
 class Near(NamedTuple):
-    """The nearest rows of each one asked about."""
+    """The nearest rows of each query."""
 
     place: Array  # [B, count]
     closeness: Array  # [B, count]: 1 for the nearest, less for others; 0 where there is no such row
@@ -132,7 +132,7 @@ class Near(NamedTuple):
 
 
 def near(stored: Array, filled: Array, view: Callable[[Array], Array], asked: Array) -> Near:
-    """Return the nearest rows, weighed by exact distances relative to their mean."""
+    """Return the nearest rows, weighted by exact distances relative to their mean."""
     place, there = nearest(stored, filled, view, asked)
     rows = view(stored[place.reshape(-1)]).reshape(*place.shape, -1)
     far = ((rows - asked[:, None]) ** 2).sum(-1)

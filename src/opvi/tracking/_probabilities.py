@@ -1,4 +1,4 @@
-"""Probabilities that networks give to classes, and how those of the labels depend on the inputs."""
+"""Class probabilities of networks, and how those of the labels depend on the inputs."""
 
 from collections.abc import Callable, Sequence
 
@@ -13,7 +13,7 @@ AT_ONCE = 4096  # rows; for more, particles predict one after the other: all hid
 
 
 def log_probabilities(target: Target, particles: Particles, z: Array) -> Array:
-    """Of every particle, `[n, B, C]`."""
+    """Return the log probabilities of every particle, `[n, B, C]`."""
 
     def one(w: Array) -> Array:
         return target.predict(target.unravel(w), z).log_probabilities()  # type: ignore[misc, union-attr]
@@ -22,7 +22,7 @@ def log_probabilities(target: Target, particles: Particles, z: Array) -> Array:
 
 
 def in_pieces(said: Callable[[Array], Array]) -> Callable[[Array], Array]:
-    """Return a function `[B, F]` → `[K, B, C]` that takes many rows, a power of two, in turn."""
+    """Return a function `[B, F]` → `[K, B, C]` that processes many rows in pieces of a power of two."""
 
     def whole(z: Array) -> Array:
         if len(z) <= AT_ONCE:
@@ -34,7 +34,7 @@ def in_pieces(said: Callable[[Array], Array]) -> Callable[[Array], Array]:
 
 
 def chosen(log_p: Array, y: Array) -> Array:
-    """The log probabilities `[K, B]` of the labels."""
+    """Return the log probabilities `[K, B]` of the labels."""
     return jnp.take_along_axis(log_p, jnp.broadcast_to(y[None, :, None], (*log_p.shape[:2], 1)), 2)[..., 0]
 
 

@@ -40,7 +40,7 @@ class Regressor(Networks):
 
     @in_one_program
     def init(self, key: Key, particles: Start = None) -> RegressorState:
-        """Return the state before any row; particles given are vectors as `self.network` lays them out."""
+        """Return the state before any row; given particles are vectors laid out as `self.network` does."""
         network, n = self.network, self.particles
         if particles is None or isinstance(particles, int):
             if particles not in (None, n):
@@ -60,7 +60,7 @@ class Regressor(Networks):
         return learning.step(self, key, state, batch)
 
     def relearn(self, key: Key, state: RegressorState, batch: Batch) -> RegressorState:
-        """Learn from rows seen before: they teach the parameters, and nothing else."""
+        """Learn from rows seen before, which teach the parameters and nothing else."""
         return learning.relearn(self, key, state, batch)
 
     def predict(self, state: RegressorState, x: ArrayLike) -> Predictive:
@@ -113,7 +113,7 @@ def regressor(
     memory_rows: int | None = None,
     fading_above: int = 10,
 ) -> Regressor:
-    r"""An online regressor for raw data: nothing to scale, nothing to tune.
+    r"""Predict numbers from raw data in one pass, with nothing to scale or tune.
 
     Every particle is a network with a covariance C, and absorbs rows as an extended Kalman filter does:
 
@@ -130,17 +130,17 @@ def regressor(
         hidden: width of each hidden layer; `()` for linear models. Chosen from the number of columns if omitted, as
             are `particles` and `budget`: 50 units and 20 networks up to 10 columns, fewer for wider tables, so that a
             core learns 1,000 rows per second at 20 columns and 300 at 200.
-        particles: how many networks; the groups of `default_settings` take turns.
-        half_life: in rows; data older than that count half. None: the particles have memories of different
-            length, and the weights find out which to trust.
+        particles: the number of networks; the groups of `default_settings` take turns.
+        half_life: in rows; data older than that count half. With None the particles have memories of different
+            lengths, and the weights learn which to trust.
         warm_up: this many rows at the start are learnt in pairs, on a scale that follows every batch: several times
             slower, and worth it while the model is far off.
-        budget: bytes for all covariances. Where the full matrices do not fit they are cut into blocks.
+        budget: bytes for all covariances. If the full matrices do not fit, they are cut into blocks.
         settings: what sets the particles apart, instead of `default_settings`.
         memory_rows: rows kept beside the networks; the errors and targets of the 8 nearest correct the mean, as far as
-            that has helped. As many as 16 MB hold if omitted, at most 65,536, and none beside linear models or for more
+            that has helped. If omitted, as many as fit in 16 MB, at most 65,536, and none for linear models or for more
             than 400 columns; 0 for none.
-        fading_above: networks of more columns than this have a factor for each, by which those fade that do not help.
+        fading_above: networks with more columns than this have a factor per column, which fades out useless ones.
     """
     widths, particles, budget = chosen_sizes(features, hidden, particles, budget)
     _check(features, particles, half_life, warm_up, budget)
@@ -159,7 +159,7 @@ def regressor(
 def chosen_sizes(
     features: int, hidden: Sequence[int] | None, particles: int | None, budget: float | None
 ) -> tuple[tuple[int, ...], int, float]:
-    """Return the sizes given, and for those omitted what a table of so many columns can afford."""
+    """Return the given sizes, and for those omitted what a table with this many columns can afford."""
     columns = features if isinstance(features, int) else 1  # refused later
     _, width, count, room = next(size for size in SIZES if columns <= size[0] or size[0] == WIDEST)
     hidden = (width,) if hidden is None else layers.checked_widths(hidden)

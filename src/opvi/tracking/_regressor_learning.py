@@ -80,7 +80,7 @@ def absorb(
     forgetting: Array,
     renew: Array,
 ) -> RegressorState:
-    """Return the state after a Kalman update of every particle, each with noise of its own.
+    """Return the state after a Kalman update of every particle, each with its own noise.
 
     Args:
         sampler: the settings.
@@ -88,7 +88,7 @@ def absorb(
         seen: what the particles predict for them.
         rows: standardised inputs `[B, F]` and targets, and weights.
         forgetting: a factor for each particle.
-        renew: whether to linearise every pair of rows where the pairs before it have moved the particles.
+        renew: whether to linearise every pair of rows at the particles as moved by the pairs before.
     """
     z, target, weight = rows
     size, fill = min(PAIR, len(weight)), -len(weight) % min(PAIR, len(weight))
@@ -119,7 +119,7 @@ def absorb(
 
 
 def standardised(state: RegressorState, x: Array, y: Array) -> tuple[Array, Array]:
-    """Return x and y in the units of the networks, columns that do not help faded."""
+    """Return x and y in the units of the networks, with useless columns faded."""
     scale = state.scale
     target = (y - scale.mean[-1]) / scaling.divisor(scale)[-1]
     z = gates.through(state.gates, scaling.readable(Scale(scale.mean[:-1], scale.sd[:-1]), x))
@@ -127,7 +127,7 @@ def standardised(state: RegressorState, x: Array, y: Array) -> tuple[Array, Arra
 
 
 def to_new_scale(sampler: Networks, state: RegressorState, scale: Scale, now: Array | None = None) -> RegressorState:
-    """Return the same functions, errors and beliefs in new units; columns are `now` at these values."""
+    """Return the same functions, errors and beliefs in new units; `now` holds current values of the columns."""
     doubt = first_doubt(sampler, state) if sampler.hidden and now is not None else None
     units = layers.between(state.scale, scale, doubt, now)
     begins = (state.scale.sd == 0) & (scale.sd > 0) & (state.scaled_at >= scaling.TRUSTED_COUNT)
@@ -145,9 +145,9 @@ def to_new_scale(sampler: Networks, state: RegressorState, scale: Scale, now: Ar
 def rescaled(
     sampler: Networks, state: RegressorState, early: Array, may: Array, waits: Array, rows: tuple[Array, Array]
 ) -> tuple[RegressorState, Array]:
-    """Return the state on the scale of its moments, where that may be and the one in use is out of date, and whether.
+    """Return the state on the scale of its moments, if that is allowed and due, and whether it changed.
 
-    While the first rows wait nothing has been learnt, and the scale is simply theirs. The latest are x, weights.
+    While the first rows wait nothing has been learnt, and the scale is simply theirs. `rows` are the latest x and weights.
     """
     x, weight = rows
     now = (x * weight[:, None]).sum(0) / jnp.maximum(weight.sum(), 1e-30)
@@ -175,7 +175,7 @@ def _learn_errors(
     trust: Array,
     begun: Array,
 ) -> RegressorState:
-    """Return the state with what the errors of predictions teach, made before learning from the rows."""
+    """Return the state after learning from the errors of predictions made before the rows were learnt."""
     z, target, weight = chunk
     weight = weight * trust
     rows, scored = weight.sum(), jnp.where(begun, weight, 0)
@@ -190,10 +190,10 @@ def _learn_errors(
 def _jumped(
     sampler: Networks, state: RegressorState, found: guard.Believed, rows: tuple[Array, ...], mean: Array, anew: Array
 ) -> RegressorState:
-    """Return the state after a jump: y has a new level, or a new scale and a past that is forgotten.
+    """Return the state after a jump: y has a new level, or a new scale and the past is forgotten.
 
-    The networks stay what they are in units of y: a sensor that was moved or replaced costs no more than its scale.
-    If all is to be learnt `anew`, they are what they were before any row.
+    The networks stay the same in units of y: a sensor that was moved or replaced costs no more than its scale.
+    With `anew`, they are reset to what they were before any row.
     """
     x, y, weight = rows
     moments, old, known = state.moments, state.scale, state.calibration
@@ -220,13 +220,13 @@ def _jumped(
 
 
 def _moved(state: RegressorState, odd: Array, x: Array, weight: Array) -> RegressorState:
-    """Return the state with the level of columns that have moved for good, or are back: the networks keep their shape.
+    """Return the state with new levels for columns that have moved for good, or moved back; networks keep their shape.
 
     Args:
-        state: before.
-        odd: shares of the last few rows that are far off, column by column.
-        x: some rows.
-        weight: what the values count that are far off, `[B, F]`.
+        state: the state before.
+        odd: the shares of the last few rows that are far off, column by column.
+        x: the latest rows.
+        weight: the weights of values that are far off, `[B, F]`.
     """
     moved = odd > scaling.MISREAD
     centre = (x * weight).sum(0) / jnp.maximum(weight.sum(0), 1e-30)
@@ -251,9 +251,9 @@ def _slopes(sampler: Networks, state: RegressorState, z: Array) -> Array:
 def _learn_chunk(
     sampler: Networks, state: RegressorState, chunk: tuple[Array, ...], again: Array
 ) -> tuple[RegressorState, Array]:
-    """Predict some rows, then learn from them; the first rows only join those that are learnt `again`.
+    """Predict some rows, then learn from them; the first rows only join those to be learnt `again`.
 
-    Returned beside the state are log density, mean and level of each row, and how far the particles moved: `[B, 4]`.
+    Besides the state, return log density, mean and level of each row, and how far the particles moved: `[B, 4]`.
     """
     x, y, weight = chunk
     # The first rows meet particles that have seen nothing, on a scale that is not yet one: never scored.
@@ -314,8 +314,8 @@ def _learn_all(
 ) -> tuple[RegressorState, tuple[Predicted, Array]]:
     """Learn chunk after chunk; return the state, and for each chunk what was predicted and how far particles moved.
 
-    One loop for the chunks of a batch and those of the first rows, which are learnt again after each that joins them:
-    what learns is compiled once.
+    One loop serves the chunks of a batch and those of the first rows, which are learnt again with each that joins them:
+    the learning code is compiled once.
     """
     x, y, weight = cut
     rows = jnp.concatenate([x, jnp.stack([y, weight], 2)], 2)
@@ -361,7 +361,7 @@ def step(sampler: Networks, key: Key, state: RegressorState, batch: Batch) -> tu
 @compiled
 @exactly
 def relearn(sampler: Networks, key: Key, state: RegressorState, batch: Batch) -> RegressorState:
-    """Learn from rows seen before: they teach the parameters, and nothing else."""
+    """Learn from rows seen before, which teach the parameters and nothing else."""
     batch = cast(batch, state.particles.dtype)
     begun = state.scaled_at > 0
     batch = batch._replace(weight=jnp.where(begun, batch.weight, 0))

@@ -1,4 +1,4 @@
-r"""What the regressor is told, what it remembers, and what it reports."""
+r"""The regressor's settings, its state, and what it reports."""
 
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -82,7 +82,7 @@ class Networks(Unforked):
 
     @property
     def gated(self) -> bool:
-        """Whether columns fade that do not help; a linear model's own shrinkage is exact."""
+        """Whether useless columns fade; a linear model's own shrinkage is exact."""
         return bool(self.hidden) and self.features > self.fading_above
 
     @property

@@ -57,7 +57,7 @@ class Remembering(Keeping):
 
 
 def remembering(sampler: Sampler, memory_rows: int, *, again: float = 1.0, example: Data | None = None) -> Remembering:
-    r"""The sampler with a reservoir of rows, from which it learns again after every batch.
+    r"""Give a sampler a reservoir of rows, from which it learns again after every batch.
 
     The reservoir is a uniform sample of all rows so far: the s-th row enters with probability rows/s, in place of a
     random one. Rows learnt again teach the parameters only. Calibration, scaling and counts come from rows as they
@@ -68,7 +68,7 @@ def remembering(sampler: Sampler, memory_rows: int, *, again: float = 1.0, examp
         sampler: `opvi.regressor(...)` or `opvi.classifier(...)`, wrapped or not; any sampler if `again` is 0.
         memory_rows: size of the reservoir.
         again: rows learnt again for every new one; 0 only keeps rows.
-        example: data of at least one row as the stream will bring them, where the sampler cannot know their shape.
+        example: at least one row in the form the stream will have, if the sampler cannot know its shape.
     """
     if again and not hasattr(sampler, "relearn"):
         raise TypeError(
@@ -126,17 +126,17 @@ class Replay(Keeping):
 
 
 def replay(sampler: Sampler, example: Data, *, memory_rows: int = 1000, steps: int = 5) -> Replay:
-    r"""Every batch followed by `steps - 1` batches of the same size, drawn from a reservoir of rows seen.
+    r"""Follow every batch by `steps - 1` batches of the same size, drawn from a reservoir of rows seen.
 
     The reservoir is a uniform sample of all rows so far (each enters with probability rows/seen, in place of a
     random one). It helps first-order samplers most. Under drift it holds them back, and a sampler that adds up
     what it has seen, such as `gauss_newton`, counts a replayed row again.
 
     Args:
-        sampler: any.
-        example: data of at least one row, to know its shape.
+        sampler: any sampler.
+        example: at least one row, to know its shape.
         memory_rows: size of the reservoir.
-        steps: the sampler's steps per round, the one on new rows included.
+        steps: the sampler's steps per round, including the one on new rows.
     """
     if memory_rows < 1 or steps < 1:
         raise ValueError(f"`memory_rows` and `steps` are {memory_rows} and {steps}, but each must be at least 1.")

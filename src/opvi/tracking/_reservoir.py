@@ -22,7 +22,7 @@ class Reservoir(NamedTuple):
 
     @property
     def size(self) -> int:
-        """The number of rows that have room."""
+        """The number of rows that fit."""
         return len(jax.tree.leaves(self.rows)[0])
 
     @property
@@ -32,7 +32,7 @@ class Reservoir(NamedTuple):
 
 
 def pairs(columns: int) -> Layout:
-    """Return the layout of rows `(x, y)` with so many columns and one number y."""
+    """Return the layout of rows `(x, y)` with this many columns and one number y."""
     return layout_of((np.zeros((1, columns), np.float32), np.zeros(1, np.float32)))
 
 
@@ -42,7 +42,7 @@ def empty(layout: Layout, size: int, dtype: jnp.dtype) -> Reservoir:
 
 
 def keys(key: Key) -> tuple[Key, Key]:
-    """Return keys for `offer` and for `draw`, which have nothing to do with those of the sampler's rounds."""
+    """Return keys for `offer` and `draw`, independent of those of the sampler's rounds."""
     offering, drawing = jax.random.split(jax.random.fold_in(key, OWN_KEYS))
     return offering, drawing
 
@@ -68,7 +68,7 @@ def offer(key: Key, reservoir: Reservoir, batch: Batch, good: Array) -> Reservoi
 
 
 def _as(old: Array, new: Array) -> Array:
-    """Return new rows in the dtype of old ones; whole numbers may become floating-point ones, but not the reverse."""
+    """Return new rows in the dtype of old ones; integers may become floats, but not the reverse."""
     if jnp.issubdtype(new.dtype, jnp.floating) and not jnp.issubdtype(old.dtype, jnp.floating):
         raise TypeError(
             f"rows are {new.dtype}, but the example's are {old.dtype}. Give an example of the stream's rows."
@@ -77,7 +77,7 @@ def _as(old: Array, new: Array) -> Array:
 
 
 def draw(key: Key, reservoir: Reservoir, count: int) -> Data:
-    """Return rows drawn at random, each as likely as the others; undefined while nothing is kept."""
+    """Return rows drawn uniformly at random; undefined while the reservoir is empty."""
     drawn = jax.random.randint(key, (count,), 0, jnp.maximum(reservoir.filled, 1))
     return jax.tree.map(lambda leaf: leaf[drawn], reservoir.rows)
 

@@ -1,4 +1,4 @@
-r"""Causal standardisation: means and deviations of the rows seen so far, and what a model does when they move."""
+r"""Causal standardisation: means and deviations of the rows seen so far, and what a model does when they change."""
 
 from typing import Any, NamedTuple
 
@@ -16,7 +16,7 @@ TRUSTED_COUNT = 20.0  # rows after which the deviation so far can call a value w
 
 
 class Moments(NamedTuple):
-    """What a stream's rows looked like so far, column by column."""
+    """Statistics of a stream's rows so far, column by column."""
 
     seen: Scalar  # weights of the rows, added up
     mean: Array  # [F]
@@ -31,16 +31,16 @@ class Scale(NamedTuple):
 
 
 def start(columns: int, dtype: Any) -> Moments:
-    """Nothing seen."""
+    """Return the moments before any row."""
     zero = jnp.zeros(columns, dtype)
     return Moments(jnp.zeros((), zero.dtype), zero, zero)
 
 
 def update(moments: Moments, x: Array, weight: Array, memory: float = LONGEST_MEMORY) -> Moments:
-    """The moments with the rows of x `[B, F]` included; stable in float32 far from the origin (Chan's formula).
+    """Return the moments with the rows of x `[B, F]` included; stable in float32 far from the origin (Chan's formula).
 
-    Rows before the last `memory` fade away. A column that was constant and begins to move is taken to have moved as
-    much before: otherwise its first values would be wild ones.
+    Rows before the last `memory` fade away. A column that was constant and begins to move is assumed to have moved as
+    much before: otherwise its first values would be outliers.
     """
     sd = jnp.sqrt(moments.square / jnp.maximum(moments.seen, 1))
     reach = jnp.where((moments.seen >= TRUSTED_COUNT) & (sd > 0), LARGEST_JUMP * sd, jnp.inf)
@@ -62,27 +62,27 @@ def update(moments: Moments, x: Array, weight: Array, memory: float = LONGEST_ME
 
 
 def scale_of(moments: Moments) -> Scale:
-    """The map to mean 0 and deviation 1."""
+    """Return the map to mean 0 and standard deviation 1."""
     sd = jnp.sqrt(moments.square / jnp.maximum(moments.seen, 1))
     return Scale(moments.mean, jnp.where(sd > SMALLEST_SHARE * jnp.abs(moments.mean), sd, 0))
 
 
 def divisor(scale: Scale) -> Array:
-    """The deviations, with 1 for columns that have none."""
+    """Return the standard deviations, with 1 for constant columns."""
     return jnp.where(scale.sd > 0, scale.sd, 1)
 
 
 def standardise(scale: Scale, x: Array) -> Array:
-    """Inputs `[B, F]` as the model sees them; a column that was constant so far is all 0."""
+    """Return inputs `[B, F]` as the model sees them; a column that was constant so far is 0."""
     z = (x - scale.mean[None]) / divisor(scale)[None]
     return jnp.where(scale.sd[None] > 0, jnp.clip(z, -LARGEST_INPUT, LARGEST_INPUT), 0)
 
 
 def readable(scale: Scale, x: Array) -> Array:
-    """Inputs `[B, F]` as `standardise` gives them, with 0 for what is missing."""
+    """Return inputs `[B, F]` like `standardise`, with 0 for missing values."""
     return jnp.where(far(scale, x), 0, standardise(scale, x))
 
 
 def far(scale: Scale, x: Array) -> Array:
-    """Whether values `[B, F]` are too far off to be values; of a column that was constant so far, none is."""
+    """Return which values `[B, F]` are too far off to be real; none in a column that was constant so far."""
     return (scale.sd[None] > 0) & (jnp.abs(x - scale.mean[None]) > FAR * scale.sd[None])

@@ -1,7 +1,7 @@
-r"""How a stream begins: the first rows are kept, and learnt again from the beginning with each that joins them.
+r"""How a stream begins: the first rows are kept, and all of them are learnt again whenever another joins them.
 
-Units that follow every row, and covariances that have learnt in the wrong ones, do lasting damage where rows come one
-by one. So the networks learn the first 20 rows in the units of all rows there are, however these came.
+Units that follow every row, and covariances learnt in the wrong units, do lasting damage if rows come one
+by one. So the networks learn the first 20 rows in the units of all rows there are, however they arrived.
 """
 
 from typing import NamedTuple
@@ -21,7 +21,7 @@ ROOM = ENOUGH - 1 + CHUNK
 
 
 def nothing(features: int, dtype: jnp.dtype) -> Array:
-    """Return room for rows: X, y, their weight, and what is left of it in learning."""
+    """Return room for rows: X, y, their weights, and their weights in learning."""
     return jnp.zeros((ROOM, features + 3), dtype)
 
 
@@ -31,7 +31,7 @@ def count(held: Array) -> Array:
 
 
 class First(NamedTuple):
-    """The first rows, those of a chunk among them."""
+    """The first rows, including those of a chunk."""
 
     held: Array  # wild targets weigh less in the last column
     y: Array  # [ROOM]: wild ones moved in
@@ -50,7 +50,7 @@ def joined(held: Array, rows: tuple[Array, ...]) -> First:
 
 
 def chunk(held: Array, at: Array, size: int) -> Array:
-    """Return X, y and weights of a chunk of the rows, side by side."""
+    """Return X, y and weights of a chunk of the rows."""
     rows = jax.lax.dynamic_slice_in_dim(jnp.pad(held, ((0, size), (0, 0))), at * size, size)
     return jnp.concatenate([rows[:, :-2], rows[:, -1:]], 1)
 
@@ -58,7 +58,7 @@ def chunk(held: Array, at: Array, size: int) -> Array:
 def instead(
     waits: Array, first: First, moments: Moments, rows: tuple[Array, Array]
 ) -> tuple[Moments, tuple[Array, Array]]:
-    """Return what the moments are made of: those before and a chunk, or nothing and the first rows, if they wait."""
+    """Return what the moments are updated from: old moments and a chunk, or none and the first rows while they wait."""
     weight = first.held[:, -2]
     values = first.held[:, :-3]
     centre = jax.vmap(guard.median, (1, None))(values, weight)[None]

@@ -1,4 +1,4 @@
-r"""Calibration of class probabilities by predicting first: a temperature, and exponents for the members of a bank."""
+r"""Calibration of class probabilities: a temperature, and exponents for the members of a bank."""
 
 from typing import Any, NamedTuple
 
@@ -25,24 +25,24 @@ class Exponents(NamedTuple):
 
 
 def start(members: int, dtype: Any) -> Exponents:
-    """The first member as it is, which is temperature 1; the others not at all."""
+    """Return exponents that use the first member as it is (temperature 1) and ignore the others."""
     variance = jnp.full(members, MEMBER_VARIANCE, dtype).at[0].set(FIRST_VARIANCE)
     return Exponents(jnp.zeros(members, dtype).at[0].set(1), jnp.diag(variance))
 
 
 def pool(exponents: Exponents, log_p: Array) -> Array:
-    r"""Calibrated log probabilities `[B, C]` from log probabilities `[K, B, C]`.
+    r"""Return calibrated log probabilities `[B, C]` from log probabilities `[K, B, C]`.
 
     $$p(c) \propto \prod_k p_k(c)^{\beta_k}$$
 
-    With one member $1/\beta$ is its temperature. Exponents may be negative: what a slow member says and a fast one
+    With one member, $1/\beta$ is its temperature. Exponents may be negative: what a slow member says and a fast one
     no longer says is a trend.
     """
     return jax.nn.log_softmax(jnp.einsum("kbc,k->bc", _features(log_p), exponents.value))
 
 
 def update(exponents: Exponents, log_p: Array, y: Array, weight: Array) -> Exponents:
-    """The exponents after the labels of a batch are known: one step of an extended Kalman filter."""
+    """Update the exponents with the labels of a batch: one step of an extended Kalman filter."""
     beta, P = exponents
     f = _features(log_p)
     p = jax.nn.softmax(jnp.einsum("kbc,k->bc", f, beta))
@@ -65,12 +65,12 @@ def update(exponents: Exponents, log_p: Array, y: Array, weight: Array) -> Expon
 
 
 def temperature(exponents: Exponents) -> Scalar:
-    """Of a single member."""
+    """Return the temperature of a single member."""
     return 1 / exponents.value[0]
 
 
 def _features(log_p: Array) -> Array:
-    """Log probabilities, a little smoothed, with mean 0 over the classes."""
+    """Return log probabilities, slightly smoothed, with mean 0 over the classes."""
     classes = log_p.shape[-1]
     smooth = jnp.log((1 - SMOOTHING) * jnp.exp(log_p) + SMOOTHING / classes)
     return smooth - smooth.mean(-1, keepdims=True)

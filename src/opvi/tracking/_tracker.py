@@ -1,4 +1,4 @@
-r"""One front door: the right tracker for a target, with the reason why."""
+r"""The right tracker for a target, with the reason."""
 
 import math
 from dataclasses import replace
@@ -34,7 +34,7 @@ def tracker(
     memory_rows: int = 0,
     watch: bool = False,
 ) -> Sampler:
-    """The sampler that suits a target, chosen from its size and shape. `tracker.about` says which, and why.
+    """Return the sampler that suits a target, chosen from its size and shape. `tracker.about` says which, and why.
 
     Up to 50 parameters: `sl_opvi` tracks the posterior itself, with a window of 500 rows. Larger models with a
     Gaussian prior and a distribution head: Gauss–Newton particles, with full covariances where `budget` allows and
@@ -43,11 +43,11 @@ def tracker(
 
     Args:
         target: the posterior to track.
-        example: data of at least one row as the stream will bring them; needed to keep rows, which makes the posterior
-            right where a surrogate alone is not. Ready-made models and those of `opvi.from_numpyro` know their rows.
-        particles: how many; 100 for few parameters, otherwise 20.
+        example: at least one row in the form the stream will have; needed to keep rows, which makes the posterior
+            accurate where a surrogate alone is not. Ready-made models and those of `opvi.from_numpyro` know their rows.
+        particles: the number of particles; 100 for few parameters, otherwise 20.
         half_life: in rows; data older than that count half. None never forgets, except that Gauss–Newton particles
-            let the oldest rows fade, since what they remember was linearised at weights long gone: a half-life of
+            let the oldest rows fade, because those were linearised at weights long gone: a half-life of
             460 rows and 23 % of the rows seen. `math.inf` stops that too.
         budget: bytes for what particles remember of the past.
         memory_rows: choose the first-order sampler, and let it learn again from a sample of this many rows.
@@ -121,7 +121,7 @@ def _choose(
 
 
 def _window(example: Data) -> int:
-    """Return how many rows like the example's are kept; none of an unknown shape."""
+    """Return how many rows like the example are kept; none if the shape is unknown."""
     if example is None:
         return 0
     size = sum(np.asarray(leaf)[:1].nbytes for leaf in jax.tree.leaves(example))
@@ -129,7 +129,7 @@ def _window(example: Data) -> int:
 
 
 def _suits(prior: GaussianPrior | None, blocks: int) -> bool:
-    """Return whether Gauss–Newton particles can start from a prior: a correlated one needs whole covariances."""
+    """Return whether Gauss–Newton particles can start from a prior; a correlated one needs full covariances."""
     return prior is not None and (prior.covariance is None or blocks == 1)
 
 

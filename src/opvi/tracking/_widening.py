@@ -1,4 +1,4 @@
-"""A tracker's state carried over to one with more columns of X, or more classes: what was learnt stays learnt."""
+"""Carries a tracker's state over to one with more columns or classes, keeping what was learnt."""
 
 import itertools
 from typing import Any
@@ -19,7 +19,7 @@ RELU_SPREAD = 2.0  # squared, of the starting weights of the classifier's ReLU n
 
 
 def widened_regressor(old: RegressorState, fresh: RegressorState, hidden: tuple[int, ...]) -> RegressorState:
-    """The old state in the shape of the fresh one, which has more columns: they begin where they are in the fresh one.
+    """Return the old state in the shape of the fresh one, which has more columns; those start as in the fresh one.
 
     A column that has been constant so far is 0 to the network, so the function stays the same.
     """
@@ -73,9 +73,9 @@ def widened_regressor(old: RegressorState, fresh: RegressorState, hidden: tuple[
 
 
 def widened_classifier(old: ClassifierState, fresh: ClassifierState) -> ClassifierState:
-    """The old state in the shape of the fresh one, which has more columns, more classes, or both.
+    """Return the old state in the shape of the fresh one, which has more columns, more classes, or both.
 
-    The fresh one may lack the linear filters, where they have become too dear.
+    The fresh one may lack the linear filters, if they have become too expensive.
     """
     columns, wide = len(old.moments.mean), len(fresh.moments.mean)
     trackers = len(fresh.log_weights)
@@ -97,7 +97,7 @@ def widened_classifier(old: ClassifierState, fresh: ClassifierState) -> Classifi
 
 
 def _memory(old: Memory, fresh: Memory) -> Memory:
-    """Rows kept before a column came have nothing there, which counts as its mean."""
+    """Widen the memory; rows kept before a column appeared have a gap there, which counts as its mean."""
     x, facts = _rows(old.x, old.facts, fresh.x, fresh.facts)
     return old._replace(x=x, facts=facts, metric=_metric(old.metric, fresh.metric))
 
@@ -135,7 +135,7 @@ def _put(into: Any, where: Any, what: Any) -> Any:
 
 
 def _covariances(old: np.ndarray, new: np.ndarray, blocks: list[Blocks], places: np.ndarray) -> np.ndarray:
-    """The new matrices `[n, K, D, D]` with the old ones' entries, where both blocks have them."""
+    """Return the new matrices `[n, K, D, D]` with the old entries where both blocks have them."""
     whole = np.zeros((blocks[1].dim + 1,) * 2, old.dtype)  # of one particle, in the new places
     placed = np.append(places, blocks[1].dim)
     within_new = np.isin(np.arange(blocks[1].dim + 1), places)

@@ -1,4 +1,4 @@
-"""What samplers around samplers share: one state, one Info, and methods that pass through."""
+"""What wrappers of samplers share: one state, one Info, and methods that pass through."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -20,7 +20,7 @@ class Wrapped(NamedTuple):
 
     @property
     def particles(self) -> Particles:
-        """The sampler's."""
+        """The wrapped sampler's particles."""
         return self.inner.particles
 
 
@@ -37,7 +37,7 @@ class WrappedInfo(NamedTuple):
 
 
 def wrapped_info(info: Info) -> WrappedInfo:
-    """Return a sampler's Info as its wrapper hands it on; what was predicted is stored once, outermost."""
+    """Return a sampler's Info as its wrapper passes it on; predictions are stored once, in the outermost."""
     predicted = getattr(info, "predicted", None)
     inner = info if predicted is None else info._replace(predicted=None)  # type: ignore[attr-defined]
     changed = getattr(info, "changed", None)
@@ -74,7 +74,7 @@ class Wrapper(Unforked):
 
     @property
     def concerns(self) -> Callable[..., object]:
-        """What the sampler can say of that at no cost. Missing, as an attribute, where the sampler lacks it."""
+        """What the sampler can say about that at no cost. Missing, as an attribute, where the sampler lacks it."""
         return partial(_passed, self.sampler.concerns)  # type: ignore[attr-defined]
 
     @property

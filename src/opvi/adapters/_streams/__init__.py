@@ -24,10 +24,10 @@ def open_stream(url: str, cursor: Cursor | None = None, fingerprint: str | None 
 
     Args:
         url: `nats://HOST/SUBJECT`, `kafka://HOST:PORT/TOPIC`, `sqlite:///FILE?table=T&key=K` or
-            `postgresql://HOST/DB?table=T&key=K`. `until=now` ends with what is there now, `columns=A,B` reads messages
+            `postgresql://HOST/DB?table=T&key=K`. `until=now` stops at what is there now, `columns=A,B` reads messages
             as lines of CSV, `patience=SECONDS` says how long the broker may be gone.
-        cursor: where to resume; at the beginning if not given.
-        fingerprint: what was learnt from, to recognise it.
+        cursor: where to resume; the beginning if omitted.
+        fingerprint: identifies the source that was learnt from.
     """
     scheme = url.partition("://")[0]
     place = cursor or Cursor()

@@ -18,7 +18,7 @@ ENDED = KafkaError._PARTITION_EOF
 
 
 class Kafka(MessageSource):
-    """Messages of all partitions of a topic, each from the offset in the checkpoint on; groups commit nothing.
+    """Messages of all partitions of a topic, each read from its checkpointed offset; no offsets are committed.
 
     Within a partition rows keep their order; partitions are joined as they come.
 
@@ -86,7 +86,7 @@ class Kafka(MessageSource):
         self._consumer.close()
 
     def behind(self, place: tuple[int, int]) -> None:
-        """Take note of an offset in its partition."""
+        """Record the offset reached in a partition."""
         self._offsets[place[0]] = place[1] + 1
 
     def cursor(self, row: int) -> Cursor:
@@ -94,7 +94,7 @@ class Kafka(MessageSource):
         return Cursor(row, sum(self._offsets.values()), json.dumps(self._offsets))
 
     def _told(self, error: KafkaError) -> None:
-        """Take note of what librdkafka says in between; it looks for the brokers by itself."""
+        """Handle librdkafka's events; it reconnects to brokers by itself."""
         if error.code() == KafkaError._ALL_BROKERS_DOWN:
             self._trouble = error.str()
 
@@ -119,7 +119,7 @@ class Kafka(MessageSource):
 
 
 class _Quiet:
-    """A log that says nothing: what matters is told otherwise."""
+    """A silent log: errors that matter are reported elsewhere."""
 
     def log(self, *words: Any) -> None:
         """Say nothing."""

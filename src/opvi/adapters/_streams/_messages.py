@@ -1,4 +1,4 @@
-"""What brokers and databases have in common: messages in order, each a row, each with a place to resume behind."""
+"""What brokers and databases share: ordered messages, each one row, with a position to resume after it."""
 
 import csv
 import sys
@@ -22,7 +22,7 @@ SHORTEST, LONGEST = 0.1, 5.0  # seconds between two attempts to find it again
 
 
 class Message(NamedTuple):
-    """One row, as it came."""
+    """One row as it arrived."""
 
     id: str  # by which others know it
     place: tuple[int, int]  # where it came from, such as a partition, and its number there
@@ -37,7 +37,7 @@ class Url(NamedTuple):
 
     @classmethod
     def of(cls, text: str, *known: str) -> "Url":
-        """Read an address; refuse options that nobody knows."""
+        """Parse an address; refuse unknown options."""
         split = urlsplit(text)
         options = {name: values[-1] for name, values in parse_qs(split.query, keep_blank_values=True).items()}
         known = (*known, "columns", "until", "patience")
@@ -49,7 +49,7 @@ class Url(NamedTuple):
 
     @property
     def patience(self) -> float:
-        """Seconds that it may be gone."""
+        """How many seconds the broker may be unreachable."""
         text = self.options.get("patience", str(PATIENCE))
         try:
             seconds = float(text)
@@ -61,17 +61,17 @@ class Url(NamedTuple):
 
 
 def named(url: str) -> str:
-    """Return an address without user, password and whatever does not say which rows: it is shown, saved, compared."""
+    """Return an address without user, password and options that do not select rows, to be shown, saved and compared."""
     split = urlsplit(url)
     query = urlencode({name: value for name, value in parse_qsl(split.query) if name in IDENTITY}, safe=",")
     return f"{split.scheme}://{split.netloc.rpartition('@')[2]}{split.path}{'?' if query else ''}{query}"
 
 
 class Gone:
-    """Says that a broker is gone, waits longer and longer, and gives up at last.
+    """Reports a lost broker, waits longer with each attempt, and finally gives up.
 
     Args:
-        name: of the broker's address.
+        name: the broker's address.
         patience: seconds.
     """
 
@@ -81,13 +81,13 @@ class Gone:
         self._wait = SHORTEST
 
     def back(self) -> None:
-        """It is there."""
+        """Note that the broker is reachable again."""
         if self._since is not None:
             print(f"opvi: {self._name} is there again.", file=sys.stderr)
         self._since, self._wait = None, SHORTEST
 
     def pause(self, why: str) -> float:
-        """Return the seconds to wait before the next attempt; raise an error if patience has ended."""
+        """Return the seconds to wait before the next attempt; raise an error once patience has run out."""
         now = time.monotonic()
         if self._since is None:
             self._since = now
@@ -102,11 +102,11 @@ class Gone:
 
 
 class MessageSource:
-    """Rows of messages: a `RowSource`. A subclass fetches them and knows the cursor behind them.
+    """Rows from messages: a `RowSource`. A subclass fetches them and knows the cursor after them.
 
     Args:
         url: where they come from.
-        text: the same as it was given.
+        text: the address as the user gave it.
         cursor: where to resume.
     """
 
@@ -132,11 +132,11 @@ class MessageSource:
         """Close it."""
 
     def blocks(self) -> Iterator[Block]:
-        """Return the blocks that were not handed out yet, each as soon as it has a row."""
+        """Return the blocks not handed out yet, each as soon as it has a row."""
         return self._blocks
 
     def passed(self, block: Block) -> Cursor:
-        """Take note that the rows of a block are learnt; return the place behind them."""
+        """Record that the rows of a block were learnt; return the position after them."""
         if block.first != self._row:
             raise ValueError(f"row {block.first} was passed after row {self._row} of {self.name}.")
         for _ in range(block.rows):
@@ -145,15 +145,15 @@ class MessageSource:
         return self.cursor(self._row)
 
     def ids(self, rows: list[int]) -> list[str]:
-        """Return the ids of rows that were handed out and not passed yet."""
+        """Return the ids of rows that were handed out but are not learnt yet."""
         return [self._handed[row - self._row].id for row in rows]
 
     def fetch(self) -> list[Message] | None:
-        """Return the next messages, none if there are none yet; None at the end."""
+        """Return the next messages, an empty list if there are none yet, None at the end."""
         raise NotImplementedError
 
     def behind(self, place: tuple[int, int]) -> None:
-        """Take note that a message was learnt."""
+        """Record that a message was learnt."""
         raise NotImplementedError
 
     def cursor(self, row: int) -> Cursor:

@@ -29,7 +29,7 @@ async def connected(url: Url) -> "nats.NATS":
     """Return a connection, after one attempt."""
 
     async def quiet(error: Exception) -> None:
-        """What went wrong is seen where it matters."""
+        """Ignore the error here; the caller sees it when it matters."""
 
     creds = url.options.get("creds")
     more: dict[str, Any] = {"user_credentials": creds} if creds else {}
@@ -47,12 +47,12 @@ async def connected(url: Url) -> "nats.NATS":
 
 
 class Nats(MessageSource):
-    """Messages of a subject, from the one behind the cursor on. The stream keeps them; nothing is acknowledged.
+    """Messages of a subject, starting after the cursor. The stream keeps them; nothing is acknowledged.
 
     Args:
         text: the address; `stream=NAME` picks the stream, `creds=FILE` names credentials.
         cursor: where to resume.
-        fingerprint: of the stream that was learnt from.
+        fingerprint: identifies the stream that was learnt from.
     """
 
     def __init__(self, text: str, cursor: Cursor, fingerprint: str | None = None):
@@ -76,7 +76,7 @@ class Nats(MessageSource):
         self._thread.join()
 
     def behind(self, place: tuple[int, int]) -> None:
-        """Take note of a sequence number."""
+        """Record a sequence number."""
         self._position = place[1]
 
     def cursor(self, row: int) -> Cursor:
@@ -96,7 +96,7 @@ class Nats(MessageSource):
     # --- in the thread of its own -----------------------------------------------------------------
 
     async def _look(self) -> None:
-        """Find the stream; what is wrong with the address is said at once."""
+        """Find the stream; report a wrong address at once."""
         try:
             client = await connected(self.url)
         except TROUBLE as error:
@@ -137,7 +137,7 @@ class Nats(MessageSource):
             self._put(error)
 
     def _put(self, item: list[Message] | BaseException | None) -> None:
-        """Wait for room, unless nobody reads any more."""
+        """Wait for room in the queue, unless the reader has gone."""
         while not self._end.is_set():
             try:
                 return self._queue.put(item, timeout=LOOK)
@@ -145,7 +145,7 @@ class Nats(MessageSource):
                 continue
 
     async def _consume(self) -> None:
-        """Follow the stream, through the broker's own ends and beginnings."""
+        """Follow the stream, through restarts of the broker."""
         following = self._position + 1
         while not self._end.is_set():
             try:
@@ -167,7 +167,7 @@ class Nats(MessageSource):
                 await client.close()
 
     async def _fetched(self, client: "nats.NATS", first: int) -> Any:
-        """Messages from one on, as they come; None at the end, if there is one."""
+        """Yield messages from a sequence number on, as they arrive; None at the end, if there is one."""
         context = client.jetstream()
         config = ConsumerConfig(
             deliver_policy=DeliverPolicy.BY_START_SEQUENCE,

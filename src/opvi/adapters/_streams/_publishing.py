@@ -1,4 +1,4 @@
-"""Predictions published to NATS JetStream, each under an id by which the broker knows a repetition."""
+"""Predictions published to NATS JetStream, each with an id by which the broker recognises duplicates."""
 
 import asyncio
 import json
@@ -14,14 +14,14 @@ AT_ONCE = 200  # messages on their way
 
 
 class Publisher:
-    """A subject that takes predictions; `write` returns when the broker has them.
+    """A subject for predictions; `write` returns once the broker has them.
 
-    A message has the id `RUN NUMBER`: what is published again after a kill has the same ids, and the stream keeps one
-    of each, as long as its window for duplicates is.
+    A message has the id `RUN NUMBER`: one published again after a kill has the same id, and the stream keeps one
+    of each within its duplicate window.
 
     Args:
         text: `nats://HOST/SUBJECT`.
-        run: a name of the run, the same whenever it resumes.
+        run: the name of the run, which stays the same when it resumes.
     """
 
     def __init__(self, text: str, run: str):
@@ -63,7 +63,7 @@ class Publisher:
             raise TableError(f"{self.name} does not answer: {error or type(error).__name__}. Is it running?") from None
 
     def write(self, told: list[Json]) -> None:
-        """Publish predictions, in their order as far as the broker's answers show."""
+        """Publish predictions in order."""
         for start in range(0, len(told), AT_ONCE):
             self._wait(self._publish(told[start : start + AT_ONCE]))
 
@@ -88,7 +88,7 @@ class Publisher:
                 await asyncio.sleep(self._gone.pause(str(error) or type(error).__name__))
 
     def settle(self) -> None:
-        """Nothing is left to do: what `write` took is with the broker."""
+        """Do nothing: the broker already has what `write` took."""
 
     def close(self) -> None:
         """End the connection."""

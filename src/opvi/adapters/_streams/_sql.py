@@ -13,7 +13,7 @@ from opvi.running._cursor import Cursor
 
 
 class Sql(MessageSource):
-    """Rows whose key is above the last one that was learnt, in the order of the key; looked for again and again.
+    """Rows whose key is above the last one learnt, in order of the key; the table is polled.
 
     Args:
         text: the address.
@@ -45,7 +45,7 @@ class Sql(MessageSource):
         self._connection.close()
 
     def behind(self, place: tuple[int, int]) -> None:
-        """Take note of a key."""
+        """Record a key."""
         self._learnt = place[1]
 
     def cursor(self, row: int) -> Cursor:
@@ -154,7 +154,7 @@ def _quoted(name: str) -> str:
 
 
 def _plain(value: Any) -> object:
-    """A value of a database as a row of JSON has it."""
+    """Return a database value as it would appear in a JSON row."""
     if value is None or isinstance(value, str | bool):
         return value
     if isinstance(value, int | float):

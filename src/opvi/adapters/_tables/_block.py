@@ -1,4 +1,4 @@
-"""What readers hand on: blocks of raw rows, rows that were rejected, and the limits that keep memory bounded."""
+"""What readers produce: blocks of raw rows, rejected rows, and the limits that keep memory bounded."""
 
 from typing import Any, NamedTuple, Self
 
@@ -16,7 +16,7 @@ SHOWN = 2_000  # characters of a rejected row that are kept
 
 
 class TableError(ValueError):
-    """A source that cannot be read, or not as asked for; the message says what to do."""
+    """A source that cannot be read as requested; the message says what to do."""
 
 
 class SourceChangedError(TableError):
@@ -24,7 +24,7 @@ class SourceChangedError(TableError):
 
 
 class Rejected(NamedTuple):
-    """A row that was left out, and why."""
+    """A row that was rejected, and why."""
 
     row: int  # its number in the source, from 0; malformed rows count as well
     reason: str
@@ -32,7 +32,7 @@ class Rejected(NamedTuple):
 
 
 class Content(NamedTuple):
-    """A block's rows as they stand in the source, to recognise them by."""
+    """A block's rows as they appear in the source, to recognise them by."""
 
     text: bytes | memoryview
     ends: np.ndarray  # [rows]: where each one ends in the text
@@ -72,7 +72,7 @@ class Block(NamedTuple):
 
 
 def cut(block: Block, start: int, stop: int) -> Block:
-    """The part of a block between two source rows, the second not included."""
+    """Return the part of a block between two source rows, excluding the second."""
     start, stop = max(start, block.first), min(stop, block.first + block.rows)
     stop = max(start, stop)
     if (start, stop) == (block.first, block.first + block.rows):
@@ -86,13 +86,13 @@ def cut(block: Block, start: int, stop: int) -> Block:
 
 
 def shown(text: bytes | str) -> str:
-    """The beginning of a row, for a person; bytes that are not UTF-8 become \ufffd."""
+    """Return the beginning of a row in readable form; bytes that are not UTF-8 become \ufffd."""
     if isinstance(text, bytes):
         text = text[: 4 * SHOWN].decode("utf-8", "replace")
     return text[:SHOWN]
 
 
 def quoted(name: str) -> str:
-    """A name or a value in a message: on one line and not long."""
+    """Return a name or value for a message: on one line and short."""
     short = name if len(name) <= 60 else name[:57] + "..."
     return repr(short)

@@ -38,7 +38,7 @@ class Delimited(Reader):
         self._records = csv_records(chain([rest] if rest else [], lines), self.grammar, len(self.columns))
 
     def _header(self, lines: Iterator[bytes | str]) -> tuple[bytes, bytes]:
-        """The first record, which may go over several lines, and what came along after it."""
+        """Return the first record, which may span several lines, and the bytes read after it."""
         text = b""
         for more in lines:
             if isinstance(more, str):
@@ -134,13 +134,13 @@ class Delimited(Reader):
 
 
 def _delimiter(header: bytes) -> str:
-    """The candidate that stands most often outside quotes; a comma if there is none."""
+    """Return the candidate that occurs most often outside quotes; a comma if none does."""
     outside = re.sub(rb'"[^"]*+"', b"", header)
     return max(DELIMITERS, key=lambda d: outside.count(d.encode()))
 
 
 def refuse_duplicates(names: list[str], source: str) -> None:
-    """An error if two columns have one name."""
+    """Raise an error if two columns have the same name."""
     if len(set(names)) < len(names):
         twice = next(name for place, name in enumerate(names) if name in names[:place])
         raise TableError(

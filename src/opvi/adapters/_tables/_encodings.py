@@ -1,4 +1,4 @@
-"""Text that is not UTF-8: what older spreadsheets write in Western Europe is recognised, and read as meant."""
+"""Text that is not UTF-8: the encodings of older Western European spreadsheets are recognised and decoded."""
 
 import codecs
 from collections.abc import Iterator
@@ -13,7 +13,7 @@ PLAUSIBLE = frozenset(range(0xA0, 0xFF)) | frozenset("€‚„…ŠŒŽ‘’�
 
 
 class AsUtf8:
-    """The bytes of a source in UTF-8. `encoding` says what it was read as, where that is something else."""
+    """The bytes of a source in UTF-8. `encoding` names the original encoding if it was another one."""
 
     def __init__(self, pieces: Iterator[bytes]):
         first = b""
@@ -33,7 +33,7 @@ class AsUtf8:
 
 
 def _from_wide(pieces: Iterator[bytes]) -> Iterator[bytes]:
-    """UTF-16 as UTF-8; a letter may be cut in two, and what is no letter becomes \ufffd."""
+    """Convert UTF-16 to UTF-8; characters may be split between pieces, and invalid ones become \ufffd."""
     decoder = codecs.getincrementaldecoder(WIDE)("replace")
     for piece in chain(pieces, [b""]):
         if text := decoder.decode(piece, final=not piece):
@@ -41,9 +41,9 @@ def _from_wide(pieces: Iterator[bytes]) -> Iterator[bytes]:
 
 
 def is_latin(text: bytes) -> bool:
-    """Whether a source begins in Windows' Latin-1: its first line does, or three of them do, and none is UTF-8.
+    """Return whether a source is in Windows' Latin-1: its first line, or three lines, are not valid UTF-8.
 
-    A stray byte in a file of UTF-8 is not: its row is rejected.
+    A stray byte in a UTF-8 file does not count: its row is rejected.
     """
     if text.isascii():
         return False

@@ -1,4 +1,4 @@
-"""Bytes of a file or a pipe, as they come, decompressed on the way in bounded memory."""
+"""Bytes of a file or a pipe as they arrive, decompressed on the fly in bounded memory."""
 
 import gzip
 import hashlib
@@ -20,7 +20,7 @@ SMALL = 1 << 16  # bytes that are decompressed at a time
 
 
 class Feed:
-    """An open file or pipe. `pieces()` gives its bytes; a pipe's as soon as they are there.
+    """An open file or pipe. `pieces()` yields its bytes; those of a pipe as soon as they arrive.
 
     Reading happens in Python, so that an exception raised by a signal handler ends it at once.
     """
@@ -69,7 +69,7 @@ class Feed:
         return self._head[:count]
 
     def read(self, count: int) -> bytes:
-        """Return at most `count` bytes; fewer where no more are there yet, none at the end of the source."""
+        """Return at most `count` bytes: fewer if no more have arrived, none at the end of the source."""
         if self._head:
             out, self._head = self._head[:count], self._head[count:]
             return out
@@ -126,7 +126,7 @@ class Feed:
         return self.plain()
 
     def _unpacked(self, read: Callable[[int], bytes]) -> Iterator[bytes]:
-        """What a decompressor gives, in pieces small enough that little is lost before a damaged place."""
+        """Yield decompressed bytes, in pieces small enough that little is lost before a damaged part."""
         while True:
             try:
                 piece = read(SMALL)
@@ -141,7 +141,7 @@ class Feed:
             yield piece
 
     def _gathered(self, pieces: Iterator[bytes]) -> Iterator[bytes]:
-        """Larger pieces of a file, which are quicker to parse; a pipe's as they are."""
+        """Yield larger pieces of a file, which are faster to parse; pieces of a pipe stay as they are."""
         held: list[bytes] = []
         length = 0
         try:
@@ -176,7 +176,7 @@ class Feed:
 
 
 class Reader:
-    """The rows of one format, in order, once."""
+    """Reads the rows of one format, in order, once."""
 
     feed: Feed
     columns: list[str]
@@ -198,11 +198,11 @@ class Reader:
             yield piece
 
     def blocks(self, skip: int, columns: list[str] | None) -> Iterator[Block]:
-        """Return all blocks, those before row `skip` without their columns; of all columns if `columns` is None."""
+        """Return all blocks; those before row `skip` have no columns. All columns are read if `columns` is None."""
         raise NotImplementedError
 
     def content(self, block: Block) -> Content:
-        """Return what the rows of a block are recognised by, where that does not come with the block."""
+        """Return the content by which a block's rows are recognised, if the block does not carry it."""
         raise NotImplementedError
 
     def close(self) -> None:
@@ -210,7 +210,7 @@ class Reader:
 
 
 class _Raw:
-    """A feed as the file object that gzip and pyarrow read from."""
+    """A feed wrapped as a file object for gzip and pyarrow."""
 
     closed = False
 

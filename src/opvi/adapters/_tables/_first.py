@@ -1,4 +1,4 @@
-"""One column of the first rows: what it holds, and how that is spelt."""
+"""One column of the first rows: what it holds, and how values are written."""
 
 import re
 from collections import Counter
@@ -26,7 +26,7 @@ NAMES = {"dmy": "day, month, year", "mdy": "month, day, year", "ymd": "year, mon
 
 
 class Reading(NamedTuple):
-    """What the user says about how values are spelt; what is None is worked out from the rows."""
+    """What the user says about how values are written; anything that is None is inferred from the rows."""
 
     decimal: str | None = None
     thousands: str | None = None
@@ -36,7 +36,7 @@ class Reading(NamedTuple):
     semicolons: bool = False  # between the fields, as where a comma is the decimal sign
 
     def checked(self) -> "Reading":
-        """Return the same, with words in lower case; raise an error for what cannot be."""
+        """Return the same with words in lower case; raise an error for impossible settings."""
         if self.decimal not in (None, *DECIMALS):
             raise TableError(f"the decimal sign is {quoted(str(self.decimal))}, but must be `.` or `,`.")
         if self.thousands not in (None, *THOUSANDS):
@@ -54,7 +54,7 @@ class Reading(NamedTuple):
 
     @property
     def forms(self) -> list[tuple[str, str]]:
-        """The spellings of numbers that may be meant."""
+        """The number formats that may be meant."""
         forms = [form for form in FORMS if self.decimal in (None, form[0])]
         forms = [form for form in forms if self.thousands in (None, form[1]) or not form[1]]
         return [form for form in forms if form[0] != self.thousands]
@@ -75,12 +75,12 @@ class First:
 
     @property
     def nested(self) -> bool:
-        """Whether lists and objects are more than a slip."""
+        """Whether lists and objects are more than an exception."""
         there = sum(len(array) - array.null_count for array in self.arrays)
         return bool(self.odd.sum() > (1 - NEARLY) * (there + self.odd.sum()))
 
     def _kind(self) -> str:
-        """number, boolean, date, text, or nothing if no value is there."""
+        """Return "number", "boolean", "date" or "text"; an empty string if there are no values."""
         kind = next((a.type for a in self.arrays if a.null_count < len(a)), pa.null())
         kind = kind.value_type if pa.types.is_dictionary(kind) else kind
         if pa.types.is_null(kind):
@@ -106,7 +106,7 @@ class First:
         return "date" if self.orders else "text"
 
     def _forms(self, texts: list[str]) -> dict[tuple[str, str], int]:
-        """The spellings in which the strings are numbers; of plain ones nothing else is asked."""
+        """Return the formats in which the strings are numbers; plain numbers need no further check."""
         plain = self.reading.forms[0] == (".", "")
         if plain and self._mostly("number", None):
             dotted = [text for text in texts if "." in text]
@@ -117,20 +117,20 @@ class First:
         return spellings(texts, self.reading.forms, 1 - NEARLY)
 
     def _mostly(self, kind: str, share: float | None = 1 - NEARLY) -> bool:
-        """Whether all but a few values are of a kind; without a share, all."""
+        """Return whether all but a few values are of a kind; all of them if no share is given."""
         values = self.values(kind)
         there = ~values.missing
         return bool(there.any() and values.bad.sum() <= (share or 0) * there.sum())
 
     def values(self, kind: str) -> Values:
-        """The column as one of the kinds; what is infinite or too large is bad."""
+        """Return the column as one of the kinds; infinite or too large values are bad."""
         parts = [CONVERT[kind](array, self.spelling) for array in self.arrays]
         data, missing, bad = (np.concatenate([part[i] for part in parts]) for i in range(3))
         large = np.abs(data) > LARGEST_VALUE  # False for NaN
         return Values(data, missing & ~self.odd, bad | large | self.odd)
 
     def levels(self) -> tuple[list[str], list[str]]:
-        """Each row's text without the missing ones, and the different strings, the most frequent first."""
+        """Return the text of each row that has one, and the distinct strings, most frequent first."""
         out: list[str] = []
         for array in self.arrays:
             codes, texts = as_levels(array, self.spelling)
@@ -138,11 +138,11 @@ class First:
         return out, [text for text, _ in sorted(Counter(out).items(), key=lambda item: (-item[1], item[0]))]
 
     def yes_or_no(self) -> bool:
-        """Whether every text is yes or no, in some spelling of these."""
+        """Whether every string is some spelling of yes or no."""
         return {folded(text) for text in self.levels()[1]} == {"yes", "no"}
 
     def like(self) -> tuple[str, str]:
-        """What strings were probably meant to be, and how that is written; nothing if they are just strings."""
+        """Return what strings were probably meant to be and the format; nothing if they are just strings."""
         texts = [text for text in self.levels()[0] if not text.isdigit()]  # whole numbers are not misspelt, but long
         for pattern, like, plain in ((LIKE_NUMBERS, "numbers", "1234.5"), (LIKE_DATES, "dates", "2024-01-31")):
             if texts and sum(pattern.fullmatch(text) is not None for text in texts) >= NEARLY * len(texts):
@@ -156,9 +156,9 @@ class First:
 
 
 def settle(columns: list[First]) -> str:
-    """Decide between spellings that fit a column equally well by those of the others; what the user should know of it.
+    """Choose between formats that fit a column equally well by the other columns; return notes for the user.
 
-    Without any other hint `1.234` has a decimal point, and `1,234` has thousands, but not among semicolons.
+    Without other hints `1.234` has a decimal point and `1,234` a thousands separator, except next to semicolons.
     """
     if not columns:
         return ""
@@ -203,7 +203,7 @@ def _best_orders(column: First) -> list[tuple[str, int, int]]:
 
 
 def _odd_order(column: First, found: tuple[str, int, int], comma: bool) -> tuple[int, bool]:
-    """How unlikely an order is where several fit: rows mostly come in the order of time, and points mean day first."""
+    """Return how unlikely a date order is: rows are mostly sorted by time, and points suggest day first."""
     order, _, back = found
     text = column.levels()[1][0]
     day_first = comma or "/" not in text
@@ -211,7 +211,7 @@ def _odd_order(column: First, found: tuple[str, int, int], comma: bool) -> tuple
 
 
 def _told(columns: list[First]) -> str:
-    """Spellings other than the plain one, in one line."""
+    """Describe formats other than the plain one, in one line."""
     numbers: dict[str, list[str]] = {}
     dates: dict[str, list[str]] = {}
     for column in columns:

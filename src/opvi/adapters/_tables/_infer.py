@@ -39,15 +39,15 @@ def infer_schema(
     """Return what the columns mean, judged by the first rows of a source.
 
     Args:
-        blocks: the first blocks of a source; rows after the first `rows` are not looked at.
+        blocks: the first blocks of a source; only the first `rows` rows are used.
         target: the column to predict.
         task: regression, classification, or auto: classification for text, truth values, and whole numbers of at
             most 10 different values.
-        classes: the labels, if no others count; otherwise those that come later are classes, too.
+        classes: the labels, if no others are allowed; otherwise labels that appear later become classes too.
         leave_out: columns that the model must not see.
-        reading: how numbers, dates and gaps are spelt, as far as the user says so.
-        positive: learn the logarithm of a target that is always positive; predictions are then positive, too.
-        counts: the target counts something; predictions are then distributions of whole numbers from 0 on.
+        reading: how numbers, dates and gaps are written, as far as the user says.
+        positive: learn the logarithm of a target that is always positive, so that predictions are positive too.
+        counts: whether the target is a count; predictions are then distributions over 0, 1, 2, …
     """
     if task not in ("auto", "regression", "classification"):
         raise TableError(f"the task {quoted(task)} is not known. Tasks: auto, regression, classification.")
@@ -93,7 +93,7 @@ def _shift(values: Values) -> float:
 def infer_inputs(blocks: Iterable[Block], rows: int, reading: Reading = PLAINLY, shuffled: bool = False) -> Schema:
     """Return what the columns of a table without a target mean, judged by its first rows.
 
-    Rows that will be `shuffled` before learning are not in the order of time, whatever their dates say.
+    Rows that will be `shuffled` before learning are not treated as sorted by time, whatever their dates say.
     """
     blocks = [part for block in blocks if (part := cut(block, 0, rows)).rows > 0]
     if not blocks:
@@ -105,7 +105,7 @@ def infer_inputs(blocks: Iterable[Block], rows: int, reading: Reading = PLAINLY,
 
 
 def _columns(firsts: list[First], notes: list[str], shuffled: bool = False) -> list[Column]:
-    """The columns that are learnt from; `notes` say what the user should know of them."""
+    """Return the input columns; `notes` collects what the user should know about them."""
     columns = []
     for first in firsts:
         column, note = _column(first, alone=len(firsts) == 1, shuffled=shuffled)
@@ -115,7 +115,7 @@ def _columns(firsts: list[First], notes: list[str], shuffled: bool = False) -> l
 
 
 def _column(first: First, alone: bool, shuffled: bool) -> tuple[Column | None, str]:
-    """How a column is encoded, or None; and what the user should know of it."""
+    """Return how a column is encoded, or None, and what the user should know about it."""
     name = first.name
     if first.nested or first.kind == "other":
         return None, "left out: it holds lists, objects or a type that is not read"
@@ -270,7 +270,7 @@ def _refuse_single(found: list[str], where: str) -> None:
 
 
 def _schema(target: str, task: str, classes: list[str], labels: str, columns: list[Column], notes: list[str]) -> Schema:
-    """All of it, with names that differ."""
+    """Return the schema, with distinct feature names."""
     if not columns:
         why = " ".join(f"{note}." for note in notes)
         raise TableError(f"no column is left to learn from. {why or 'At least one besides the target is needed.'}")

@@ -1,4 +1,4 @@
-"""JSON lines: one object per line, whose keys are the columns; numbers and truth values are kept as text."""
+"""JSON lines: one object per line, whose keys are the columns; numbers and booleans are kept as text."""
 
 import json
 from collections import Counter
@@ -21,7 +21,7 @@ class BadLineError(ValueError):
 
 
 class JsonLines(Reader):
-    """The rows of a file or pipe of JSON lines. `columns` are the keys of the lines that came first."""
+    """The rows of a file or pipe of JSON lines. `columns` are the keys of the first lines."""
 
     def __init__(self, feed: Feed, pieces: Iterator[bytes]):
         self.feed = feed
@@ -67,7 +67,7 @@ class JsonLines(Reader):
 
 
 def _parse(text: bytes, first: int, wanted: frozenset[str] | None) -> Iterator[Block]:
-    """Blocks of whole lines, smaller ones where many columns make rows wide."""
+    """Yield blocks of whole lines, smaller ones if rows are wide."""
     columns: Texts = {}
     nested: dict[str, list[int]] = {}
     malformed: list[Rejected] = []
@@ -117,7 +117,7 @@ def _content(lines: list[bytes]) -> Content:
 
 
 def decoded(text: bytes, decoder: json.JSONDecoder) -> object:
-    """Return what JSON says, or raise a `BadLineError` with the reason why it says nothing."""
+    """Return the decoded JSON, or raise a `BadLineError` with the reason."""
     try:
         return decoder.decode(text.decode())
     except UnicodeDecodeError:
@@ -131,11 +131,11 @@ def decoded(text: bytes, decoder: json.JSONDecoder) -> object:
 
 
 def as_row(found: object, escaped: bool) -> dict[str, object]:
-    """Return an object of JSON as a row; raise a `BadLineError` if it is none.
+    """Return a JSON object as a row; raise a `BadLineError` if it is not one.
 
     Args:
         found: the object.
-        escaped: whether characters are written as escapes, among which there may be halves of characters.
+        escaped: whether characters are written as escapes, which may contain lone surrogates.
     """
     if type(found) is not dict:
         raise BadLineError('valid JSON, but no object: a row is written {"column": value, ...}')
@@ -147,7 +147,7 @@ def as_row(found: object, escaped: bool) -> dict[str, object]:
 
 
 def _refuse_surrogates(row: dict[str, object]) -> None:
-    """Half of a character, written as an escape, is not text."""
+    """Refuse lone surrogates, which are not text."""
     for name, value in row.items():
         try:
             name.encode()

@@ -4,7 +4,7 @@ A line ends with a line feed, or with a carriage return and a line feed. A recor
 
 1. a line with an even number of quotes, if every field in quotes ends where its last quote stands;
 2. a line with an odd number of quotes, if these stand inside fields that do not begin with one (`5" pipe,3`);
-3. several lines, if a field in quotes goes over their ends, no other field holds a quote, the number of fields is
+3. several lines, if a quoted field spans them, no other field contains a quote, the number of fields is
    right, and all of it has at most 1 MiB.
 
 Any other line is rejected alone, and reading continues with the line after it: a stray quote cannot swallow the file.
@@ -32,9 +32,9 @@ class Records(NamedTuple):
 
 
 def whole_lines(pieces: Iterable[bytes]) -> Iterator[bytes | str]:
-    """Whole lines, at most 8,192 at once, as bytes that end with a line feed; the beginning of an overlong one as text.
+    """Yield whole lines, at most 8,192 at once, as bytes ending with a line feed; overlong ones cut, as text.
 
-    Blank lines stay. Carriage returns before a line feed are gone.
+    Blank lines are kept. Carriage returns before a line feed are removed.
     """
     held: list[bytes] = []
     length, overlong, passed = 0, False, 0
@@ -94,7 +94,7 @@ def line_ends(text: bytes) -> np.ndarray:
 
 
 def without_blank_lines(text: bytes) -> bytes:
-    """The same without empty lines."""
+    """Return the same lines without empty ones."""
     if b"\n\n" in text or text.startswith(b"\n"):
         text = re.sub(rb"\n{2,}", b"\n", text)
         return text.removeprefix(b"\n")
@@ -120,12 +120,12 @@ class Grammar:
         self.field = re.compile(rb"%s(?:%s|\n)" % (strict, d))
 
     def count(self, record: bytes) -> int:
-        """Fields of a record over several lines."""
+        """Return the number of fields of a record that spans several lines."""
         return sum(1 for _ in self.field.finditer(record))
 
 
 def csv_records(lines: Iterable[bytes | str], grammar: Grammar, fields: int) -> Iterator[Records]:
-    """Records of CSV, by the rule above. Only a field in quotes that is still open waits for the next lines."""
+    """Yield CSV records by the rule above. Only an open quoted field waits for the next lines."""
     waiting: list[bytes] = []
     length = 0
     for text in lines:
@@ -148,7 +148,7 @@ def csv_records(lines: Iterable[bytes | str], grammar: Grammar, fields: int) -> 
 
 
 def _records(text: bytes, grammar: Grammar, fields: int, *, final: bool) -> tuple[Records, bytes]:
-    """The records of whole lines, and what is left over because it is not decided yet."""
+    """Return the records in whole lines, and the rest that is still undecided."""
     odd = _odd_lines(text) if b'"' in text else None
     if _is_utf8(text) and (
         grammar.block.fullmatch(text) if odd is not None and not odd.any() else odd is None and b"\r" not in text
@@ -200,7 +200,7 @@ def _odd_lines(text: bytes) -> np.ndarray:
 
 
 def _fault(line: bytes, grammar: Grammar) -> str:
-    """What is wrong with a record of one line; nothing if it is empty."""
+    """Return what is wrong with a one-line record; an empty string if nothing is."""
     if not _is_utf8(line):
         return "bytes that are not UTF-8"
     if (b'"' in line or b"\r" in line) and not grammar.line.fullmatch(line):

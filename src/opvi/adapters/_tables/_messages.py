@@ -1,4 +1,4 @@
-"""Rows that come one by one, as JSON objects in messages and requests, joined into blocks."""
+"""Rows that arrive one by one, as JSON objects in messages and requests, joined into blocks."""
 
 import json
 from collections.abc import Sequence
@@ -12,7 +12,7 @@ from opvi.adapters._tables._schema import Schema
 
 
 class Number(str):
-    """A number as JSON spells it, with a decimal point, however the table spells its own."""
+    """A number in JSON's format, with a decimal point, whatever the table's own format is."""
 
 
 Row = dict[str, object]  # strings, numbers, truth values; a list or an object stands for itself
@@ -27,12 +27,12 @@ def rows_of(text: bytes) -> list[Row]:
 
 
 def block_of(rows: Sequence[Row | Rejected], first: int, schema: Schema | None = None) -> Block:
-    """Return rows as a block; what is no row takes its place among the malformed ones.
+    """Return rows as a block; anything that is not a row is listed as malformed.
 
     Args:
-        rows: in their order.
-        first: number of the first one.
-        schema: whose columns to keep, spelt its way; if there is none yet, all are kept.
+        rows: the rows, in order.
+        first: the number of the first row.
+        schema: its columns are kept, in its format; all columns if there is none yet.
     """
     decimals = schema and {
         schema.target: schema.spelling.decimal,

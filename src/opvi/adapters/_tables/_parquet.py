@@ -92,7 +92,7 @@ class Parquet(Reader):
             yield block
 
     def content(self, block: Block) -> Content:
-        """Return the hash of a row group's bytes with its first row, and nothing with the others."""
+        """Return the hash of a row group's bytes for its first row, and nothing for the others."""
         text, ends = b"", np.zeros(block.rows, np.int64)
         last = block.first + block.rows
         for group in range(*np.searchsorted(self._firsts, (block.first, last)).tolist()):
@@ -102,7 +102,7 @@ class Parquet(Reader):
         return Content(text, ends)
 
     def _digest(self, group: int) -> bytes:
-        """Hash all bytes behind the row group before, to the end of this one, and what they are said to hold."""
+        """Hash all bytes between the previous row group and the end of this one, and their metadata."""
         begin, end = self._end(group - 1) if group else 0, self._end(group)
         out = hashlib.sha256(f"{self._file.schema_arrow} {self._groups[group]}".encode())
         try:
@@ -116,7 +116,7 @@ class Parquet(Reader):
         return out.digest()
 
     def _end(self, group: int) -> int:
-        """Where the bytes of a row group end, as the file says."""
+        """Return where the bytes of a row group end, according to the metadata."""
         about = self._file.metadata.row_group(group)
         chunks = [about.column(i) for i in range(about.num_columns)]
         ends = [
@@ -126,7 +126,7 @@ class Parquet(Reader):
 
 
 def _block(batch: pa.RecordBatch, first: int, nested: list[str]) -> Block:
-    """A batch as a block; rows whose text is no UTF-8 are malformed."""
+    """Return a batch as a block; rows whose text is not UTF-8 are malformed."""
     columns, faults = {}, {}
     for name, array in zip(batch.schema.names, batch.columns, strict=True):
         array.validate(full=not is_text(array.type))
@@ -149,7 +149,7 @@ def is_text(kind: pa.DataType) -> bool:
 
 
 def as_strings(array: pa.Array) -> tuple[pa.Array, np.ndarray]:
-    """Text as `string`, in a dictionary if it came in one, and the rows that are no UTF-8."""
+    """Return text as `string`, dictionary-encoded if it was before, and the rows that are not UTF-8."""
     texts = array.dictionary if pa.types.is_dictionary(array.type) else array
     bad = np.zeros(len(texts), bool)
     try:

@@ -1,4 +1,4 @@
-"""What the columns mean, decided once, and rows turned into numbers by it."""
+"""What the columns mean, decided once, and the encoding of rows as numbers."""
 
 import json
 import zlib
@@ -68,7 +68,7 @@ class Encoded(NamedTuple):
 
 
 class Schema(NamedTuple):
-    """What the first rows said: plain data, kept beside the model. Made by `infer_schema`."""
+    """What the first rows revealed: plain data, stored with the model. Made by `infer_schema`."""
 
     target: str
     task: str  # regression or classification
@@ -112,7 +112,7 @@ class Schema(NamedTuple):
         return [column.name for column in self.columns if column.name not in columns]
 
     def unknown(self, block: Block) -> list[str]:
-        """Labels of a block that are none of the classes, in the order in which they come."""
+        """Return the labels of a block that are not among the classes, in order of appearance."""
         if self.task != "classification":
             return []
         key = label_key(self.labels, self.spelling)
@@ -127,11 +127,11 @@ class Schema(NamedTuple):
         return list(out.values())
 
     def encode(self, block: Block, with_target: bool = True) -> Encoded:
-        """Rows as numbers; those that break the schema are handed back with a reason.
+        """Encode rows as numbers; those that break the schema are returned with a reason.
 
         Args:
-            block: rows of any source that has the columns; a column that is not there counts as missing.
-            with_target: whether rows need a target, e.g. not to predict it.
+            block: rows of any source with these columns; a column that is absent counts as missing.
+            with_target: whether rows need a target; predicting does not.
         """
         numbers = block.numbers
         x = np.zeros((len(numbers), len(self.features)), np.float32)
@@ -166,7 +166,7 @@ class Schema(NamedTuple):
         return np.exp(learnt) if self.positive else learnt + self.shift
 
     def _target(self, block: Block, rows: int, reasons: dict[int, str]) -> np.ndarray:
-        """Targets of all rows; what stands at those with a reason means nothing."""
+        """Return the targets of all rows; values at rejected rows are meaningless."""
         array = raw(block, self.target, rows)
         where = f"target {quoted(self.target)}"
         _refuse_nested(block, self.target, reasons)
@@ -212,13 +212,13 @@ def _spelling(data: Json) -> Spelling:
 
 
 def raw(block: Block, name: str, rows: int) -> pa.Array:
-    """A column of a block; nothing but gaps if it is not there."""
+    """Return a column of a block; all gaps if it is missing."""
     array = block.columns.get(name)
     return pa.nulls(rows, pa.string()) if array is None else array
 
 
 def label_key(labels: str, spelling: Spelling) -> Callable[[str], str]:
-    """Return a function: what the spellings of one class have in common."""
+    """Return a function that maps all spellings of a class to one key."""
     if labels == "text":
         return spelling.key
     if labels == "boolean":
@@ -229,7 +229,7 @@ def label_key(labels: str, spelling: Spelling) -> Callable[[str], str]:
 def labels_of(
     array: pa.Array, labels: str, classes: list[str], spelling: Spelling = PLAIN
 ) -> tuple[np.ndarray, np.ndarray]:
-    """The number of each row's class, -1 for none, and where nothing stands."""
+    """Return the number of each row's class, -1 for none, and which rows have no label."""
     key = label_key(labels, spelling)
     place = {key(name): number for number, name in enumerate(classes)}
     codes, texts = as_levels(array, spelling)
@@ -240,7 +240,7 @@ def labels_of(
 
 
 class Texts(NamedTuple):
-    """The strings of a column: for each row its place in `texts`, -1 for none."""
+    """The strings of a column: for each row its index in `texts`, -1 for none."""
 
     codes: np.ndarray
     texts: list[str]
@@ -253,7 +253,7 @@ class Texts(NamedTuple):
 def encode_column(
     column: Column, array: pa.Array, out: np.ndarray, reasons: dict[int, str]
 ) -> tuple[np.ndarray, Texts | None]:
-    """Write a column's numbers; return the rows with a gap, and strings. `reasons` gets rows that break the schema."""
+    """Write a column's numbers; return rows with gaps, and strings. `reasons` gets rows that break the schema."""
     where, met = f"column {quoted(column.name)}", None
     if column.kind in ("levels", "hashed"):
         met = Texts(*as_levels(array, column.spelling))
@@ -278,7 +278,7 @@ def encode_column(
 
 
 def _encode_text(column: Column, codes: np.ndarray, texts: list[str], out: np.ndarray) -> None:
-    """One column per level, or a sign in one of 32 columns, which never changes for a text."""
+    """Encode text: one column per level, or a sign in one of 32 columns, fixed for each string."""
     if column.kind == "levels":
         place = {level: number for number, level in enumerate(column.levels)}
         places = np.array([place.get(text, -1) for text in texts] + [-1], np.int64)[codes]
@@ -291,15 +291,15 @@ def _encode_text(column: Column, codes: np.ndarray, texts: list[str], out: np.nd
 
 
 def hashed_place(text: str) -> tuple[int, int]:
-    """Return the input, counted from 0, in which a text of a hashed column shows, and its sign there."""
+    """Return the input, counted from 0, to which a string of a hashed column maps, and its sign."""
     value = zlib.crc32(text.encode())
     return value % HASHED, -1 if value >> 31 else 1
 
 
 def waves_of(stamps: np.ndarray, column: Column) -> np.ndarray:
-    """Days since the first row, if they are an input, and where in the day, the week and the year a date lies.
+    """Return days since the first row, if they are an input, and the position of dates in the day, week and year.
 
-    Until a year has passed since the first row, its trend and its season cannot be told apart, and both are 0.
+    Until a year has passed since the first row, trend and season cannot be distinguished, and both are 0.
     """
     spanned = stamps - column.start >= YEAR * DAY if column.late else np.ones(len(stamps), bool)
     phases = [(stamps // DAY + 3) % 7 / 7, (stamps - NEW_YEAR) / DAY / YEAR]  # 1970 began on a Thursday
@@ -336,7 +336,7 @@ def _refuse_nested(block: Block, name: str, reasons: dict[int, str]) -> None:
 
 
 def _note(rows: np.ndarray, reason: Callable[[int], str], reasons: dict[int, str]) -> None:
-    """The first reason of a row is kept."""
+    """Note why a row is rejected; the first reason is kept."""
     if rows.any():
         for i in np.flatnonzero(rows).tolist():
             if i not in reasons:
@@ -348,7 +348,7 @@ def _value(array: pa.Array, row: int) -> str:
 
 
 def plain(scalar: pa.Scalar) -> str | float | None:
-    """A value as JSON can write it."""
+    """Return a value that JSON can represent."""
     try:
         value = scalar.as_py()
     except (ValueError, OverflowError, NotImplementedError):  # e.g. a date in the year 200,000

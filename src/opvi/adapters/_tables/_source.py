@@ -1,4 +1,4 @@
-"""One way to open all of them: a file or a pipe, by its name or its first bytes."""
+"""Open any table, a file or a pipe; the format follows from its name or its first bytes."""
 
 import os
 from collections.abc import Iterator
@@ -30,11 +30,11 @@ ENDINGS = {**WRITTEN, ".tsv": "tsv", ".json": "jsonl"}
 class RowSource(Protocol):
     """Rows in order, once, from a file, a pipe or a broker; what `Learner.learn` reads from.
 
-    `blocks` hands out rows, `passed` is told which of them were learnt (in order, each once; parts of a block are cut
-    with `cut`) and returns the cursor behind them. That cursor goes into the checkpoint beside the model, so both are
-    saved or neither is. To resume, the source is opened anew at a cursor. It then passes over what lies before and
+    `blocks` yields rows; `passed` is called with those that were learnt (in order, each once; parts of a block are cut
+    with `cut`) and returns the cursor after them. That cursor is stored in the checkpoint with the model, so both are
+    saved or neither is. To resume, the source is opened again at a cursor. It then skips what lies before and
     raises a `SourceChangedError` if that is not what was learnt; where the past cannot be read again, as in a broker,
-    `Cursor.position` is the number to continue at, and `Cursor.digest` anything by which the source knows itself.
+    `Cursor.position` is the number to continue at, and `Cursor.digest` anything that identifies the source.
     """
 
     name: str  # for messages, and to open it again
@@ -44,13 +44,13 @@ class RowSource(Protocol):
 
     @property
     def semicolons(self) -> bool:
-        """Whether semicolons separate fields, as where a comma is the decimal sign."""
+        """Whether semicolons separate fields, as they do where the comma is the decimal sign."""
 
     def blocks(self) -> Iterator[Block]:
-        """Return the blocks that were not handed out yet, each as soon as it has a row."""
+        """Return the blocks not handed out yet, each as soon as it has a row."""
 
     def passed(self, block: Block) -> Cursor:
-        """Take note that the rows of a block are learnt; return the place behind them."""
+        """Record that the rows of a block were learnt; return the position after them."""
 
     def close(self) -> None:
         """Close it."""
@@ -79,7 +79,7 @@ class Source:
 
     @property
     def semicolons(self) -> bool:
-        """Whether semicolons separate the fields, as where a comma is the decimal sign."""
+        """Whether semicolons separate the fields, as they do where the comma is the decimal sign."""
         return isinstance(self._reader, Delimited) and self._reader.grammar.delimiter == ";"
 
     def close(self) -> None:
@@ -89,18 +89,18 @@ class Source:
         self._feed.close()
 
     def begins_like(self, fingerprint: str | None) -> bool:
-        """Whether this may be the file that had the fingerprint, or one to which rows were added. False for a pipe."""
+        """Return whether this may be the file with that fingerprint, perhaps with rows appended. False for a pipe."""
         if fingerprint is None or self.fingerprint is None:
             return False
         count, mark, _ = fingerprint.partition("-")
         return bool(mark) and self._feed.fingerprint(int(count, 16)) == fingerprint
 
     def blocks(self) -> Iterator[Block]:
-        """Return the blocks that were not handed out yet; a pipe's come as soon as there is a row."""
+        """Return the blocks not handed out yet; those of a pipe as soon as there is a row."""
         return self._blocks
 
     def passed(self, block: Block) -> Cursor:
-        """Take note that the rows of a block are learnt; return the place behind them."""
+        """Record that the rows of a block were learnt; return the position after them."""
         if block.first != self._trail.row:
             raise ValueError(f"row {block.first} was passed after row {self._trail.row} of {self.name}.")
         self._pass(block)
@@ -110,7 +110,7 @@ class Source:
         return self._trail.cursor
 
     def check(self) -> None:
-        """Pass over the rows to leave out now; raise an error if they are not those that were learnt."""
+        """Skip the rows that were learnt before; raise an error if they differ from those."""
         first = next(self._blocks, None)
         self._blocks = chain([] if first is None else [first], self._blocks)
 
@@ -119,7 +119,7 @@ class Source:
         self._trail.add(content.text, block.rows)
 
     def _after(self, skip: int, digest: str | None, columns: list[str] | None) -> Iterator[Block]:
-        """Pass over the first rows, which must have the digest; hand out the others."""
+        """Skip the first rows, which must have the digest; yield the others."""
         for block in self._whole(skip, columns):
             end = block.first + block.rows
             if block.first < skip:
@@ -143,7 +143,7 @@ class Source:
             )
 
     def _whole(self, skip: int, columns: list[str] | None) -> Iterator[Block]:
-        """Blocks of whole lines; in a file, a last line that has no end comes alone."""
+        """Yield blocks of whole lines; in a file, an unterminated last line comes alone."""
         held: Block | None = None
         blocks = self._read(skip, columns)
         if self.once:
@@ -183,7 +183,7 @@ class Source:
 
 
 def _last_bad(block: Block) -> int:
-    """Malformed rows at the end of a block."""
+    """Return the number of malformed rows at the end of a block."""
     numbers = block.numbers
     return block.first + block.rows - 1 - int(numbers[-1]) if len(numbers) else block.rows
 
@@ -202,7 +202,7 @@ def open_source(
         format: csv, tsv, jsonl or parquet. Determined by the file's ending if omitted; for a pipe, by its first bytes.
         skip: rows to leave out at the beginning. They are hashed, but not parsed.
         columns: the columns to read; all if omitted.
-        digest: what the cursor behind the rows left out said; if they have another one, reading or `check` raises a
+        digest: the digest in the cursor after these rows; if theirs differs, reading or `check` raises a
             `SourceChangedError`.
     """
     if format is not None and format not in FORMATS:
@@ -254,7 +254,7 @@ def _by_name(path: str) -> str:
 
 
 def _by_content(pieces: Iterator[bytes]) -> tuple[Iterator[bytes], str]:
-    """The format that the first bytes look like; nothing of them is lost."""
+    """Return the format that the first bytes look like, without consuming them."""
     head = b""
     for piece in pieces:
         head += piece
@@ -266,7 +266,7 @@ def _by_content(pieces: Iterator[bytes]) -> tuple[Iterator[bytes], str]:
 
 
 def named(columns: list[str]) -> str:
-    """The columns there are, for a message."""
+    """List the columns, for a message."""
     some = ", ".join(quoted(name) for name in columns[:20])
     more = f" and {len(columns) - 20:,} more" if len(columns) > 20 else ""
     return f"It has {some}{more}." if columns else "It has none."

@@ -1,6 +1,6 @@
-"""How numbers, dates and gaps are spelt: `1.234,56`, `€30.58`, `12%`, `31.12.2024`, `?`.
+"""How numbers, dates and gaps are written: `1.234,56`, `€30.58`, `12%`, `31.12.2024`, `?`.
 
-A file has a spelling, or several: each column keeps its own. The plain one is `1234.5` and `2024-01-31`.
+Each column of a file has its own format. The plain one is `1234.5` and `2024-01-31`.
 """
 
 import re
@@ -42,11 +42,11 @@ class Spelling(NamedTuple):
     fold: bool = False  # whether strings that differ by case and spaces are the same
 
     def missing(self, among_values: bool = False) -> frozenset[str]:
-        """Words for nothing: in any column, or among numbers and dates."""
+        """The words for a missing value: in any column, or among numbers and dates."""
         return _missing(self.na, among_values)
 
     def key(self, text: str) -> str:
-        """What two strings have in common if they mean the same level."""
+        """Return a key that is equal for strings of the same level."""
         return folded(text) if self.fold else text
 
 
@@ -59,14 +59,14 @@ def _missing(na: tuple[str, ...], among_values: bool) -> frozenset[str]:
 
 
 def folded(text: str) -> str:
-    """A text without case and double spaces; `y` and `n` are yes and no."""
+    """Return text in lower case with single spaces; `y` and `n` become yes and no."""
     short = " ".join(text.casefold().split())
     return {"y": "yes", "n": "no"}.get(short, short)
 
 
 @cache
 def pattern(decimal: str, thousands: str) -> re.Pattern[str]:
-    """A number in one spelling: a sign, a currency or a percent sign, brackets or a last minus for negative ones."""
+    """Return the pattern of numbers in one format, with currency or percent signs, brackets or a trailing minus."""
     d, t = re.escape(decimal), re.escape(thousands)
     whole = rf"(?:[1-9]\d{{0,2}}(?:{t}\d{{3}})+|\d+)" if thousands else r"\d+"
     core = rf"(?:{whole}(?:{d}\d*)?|{d}\d+)(?:[eE][+-]?\d+)?"
@@ -75,7 +75,7 @@ def pattern(decimal: str, thousands: str) -> re.Pattern[str]:
 
 
 def number(text: str, spelling: Spelling) -> float:
-    """The number that a text spells, without its currency or percent sign; ValueError if it spells none."""
+    """Return the number in a text, ignoring currency and percent signs; ValueError if there is none."""
     found = pattern(spelling.decimal, spelling.thousands).fullmatch(text.translate(SAME))
     if found is None:
         raise ValueError
@@ -89,7 +89,7 @@ def number(text: str, spelling: Spelling) -> float:
 
 
 def stamp(text: str, order: str) -> int:
-    """Microseconds since 1970 of a date in one order, or of a pattern as `datetime.strptime` reads it."""
+    """Return a date as microseconds since 1970, read in one order or by a `datetime.strptime` pattern."""
     text = text.translate(SAME)
     if "%" in order:
         read = datetime.strptime(text, order)
@@ -125,7 +125,7 @@ def _below_60(text: str) -> int:
 
 
 def spellings(texts: Iterable[str], allowed: list[tuple[str, str]], most_bad: float) -> dict[tuple[str, str], int]:
-    """The spellings of numbers, decimal and thousands, in which all but a few strings are numbers; and how few."""
+    """Return the formats (decimal and thousands separators) that fit all but a few strings, and how many misfit."""
     texts, out = list(texts), {}
     for form in allowed:
         wanted, bad = pattern(*form), 0
@@ -139,7 +139,7 @@ def spellings(texts: Iterable[str], allowed: list[tuple[str, str]], most_bad: fl
 
 
 def date_orders(texts: list[str], allowed: Iterable[str], most_bad: float) -> list[tuple[str, int, int]]:
-    """The orders in which all but a few of the strings are dates: order, how few, and steps that go back in time."""
+    """Return the date orders that fit all but a few strings: the order, how many do not fit, and steps back in time."""
     out = []
     for order in allowed:
         stamps = []

@@ -1,6 +1,6 @@
-"""Raw values as numbers, truth values, dates or text, element by element: blocks may be cut anywhere.
+"""Raw values as numbers, booleans, dates or text, element by element, so blocks may be cut anywhere.
 
-Text takes the quick way first, a whole array at once; where that fails, each value is looked at by itself, by the same
+Text is first converted a whole array at once; if that fails, each value is converted by itself, by the same
 rule. Spaces around a value do not count.
 """
 
@@ -93,7 +93,7 @@ def as_dates(array: pa.Array, spelling: Spelling = PLAIN) -> Values:
 
 
 def as_levels(array: pa.Array, spelling: Spelling = PLAIN) -> tuple[np.ndarray, list[str]]:
-    """For each row the place of its text in a list, -1 where it is missing. The list may name a text twice."""
+    """Return for each row the index of its text in a list, -1 if missing. The list may contain a text twice."""
     kind = array.type
     if not pa.types.is_dictionary(kind):
         if not pa.types.is_string(kind):
@@ -109,7 +109,7 @@ def as_levels(array: pa.Array, spelling: Spelling = PLAIN) -> tuple[np.ndarray, 
 
 
 def _spelt(array: pa.Array) -> pa.Array:
-    """Typed values as text: a whole number without a point, whatever its type."""
+    """Return typed values as text: a whole number without a decimal point, whatever its type."""
     if pa.types.is_null(array.type) or pa.types.is_nested(array.type):
         return pa.nulls(len(array), pa.string())
     if pa.types.is_boolean(array.type):
@@ -131,7 +131,7 @@ def label(value: float) -> str:
 
 
 def whole_or_text(text: str, spelling: Spelling = PLAIN) -> str:
-    """What spellings of the same number have in common, however many digits a whole one has; nothing if it is none."""
+    """Return a key that is equal for all spellings of a number, of any length; None for other text."""
     try:
         if WHOLE.fullmatch(text):
             return str(int(text))
@@ -142,13 +142,13 @@ def whole_or_text(text: str, spelling: Spelling = PLAIN) -> str:
 
 
 def _nothing(array: pa.Array, blank: float) -> Values:
-    """A column of another kind: all that is there is bad."""
+    """Return a column of the wrong kind: every value is bad."""
     missing = array.is_null().to_numpy(zero_copy_only=False)
     return Values(np.full(len(array), blank), missing, ~missing)
 
 
 def _taken(values: Values, indices: pa.Array, blank: float) -> Values:
-    """Values of a dictionary, brought to the rows."""
+    """Expand dictionary values to rows."""
     places = indices.cast(pa.int64()).fill_null(-1).to_numpy(zero_copy_only=False)  # -1: the added last one
     data = np.append(values.data, np.array(blank, values.data.dtype))
     return Values(data[places], np.append(values.missing, True)[places], np.append(values.bad, False)[places])
@@ -161,7 +161,7 @@ def _quickly(
     blank: float,
     spelling: Spelling,
 ) -> Values:
-    """All of a text array at once; if that fails, without spaces and words for missing; if that fails, one by one."""
+    """Convert a whole text array; if that fails, without spaces and words for gaps; if that fails, one by one."""
     if quick is None:  # each text that differs, once
         array = array.dictionary_encode()
         return _taken(_singly(array.dictionary, slow, blank, spelling), array.indices, blank)
@@ -184,13 +184,13 @@ def _tidied(array: pa.Array, spelling: Spelling) -> pa.Array:
 
 
 def _floats(array: pa.Array) -> np.ndarray | None:
-    """None if NaN is among them: it may have been spelt in ways that are not ours."""
+    """Return floats, or None if there is a NaN: it may stand for something we do not accept as a gap."""
     data = array.to_numpy(zero_copy_only=False)
     return data if int(np.isnan(data).sum()) == array.null_count else None
 
 
 def _stamps(array: pa.Array) -> np.ndarray | None:
-    """None if a year lies outside 1 to 9999."""
+    """Return timestamps, or None if a year lies outside 1 to 9999."""
     try:
         stamps = array.cast(pa.timestamp("us"))
     except pa.ArrowInvalid:
@@ -200,7 +200,7 @@ def _stamps(array: pa.Array) -> np.ndarray | None:
 
 
 def _singly(array: pa.Array, parse: Callable[[str], float], blank: float, spelling: Spelling = PLAIN) -> Values:
-    """Each text by itself. `parse` gives a value or raises."""
+    """Convert each text by itself. `parse` returns a value or raises."""
     data = np.full(len(array), blank)
     missing, bad = np.zeros(len(array), bool), np.zeros(len(array), bool)
     words = spelling.missing(True)

@@ -1,4 +1,4 @@
-"""Tables written block by block: CSV, JSON lines or Parquet, to a file that appears when it is whole, or to a pipe."""
+"""Tables written block by block: CSV, JSON lines or Parquet, to a pipe or to a file that appears once complete."""
 
 import json
 import os
@@ -22,7 +22,7 @@ WRITTEN = {".csv": "csv", ".jsonl": "jsonl", ".ndjson": "jsonl", ".parquet": "pa
 
 
 def format_of(path: str) -> str:
-    """The format that a file's name asks for; CSV for a pipe."""
+    """Return the format for a file name; CSV for a pipe."""
     if path == "-":
         return "csv"
     ending = Path(path).suffix.lower()
@@ -35,7 +35,7 @@ def format_of(path: str) -> str:
 
 
 class Writer:
-    """`with Writer(path, format) as out: out.write(columns)`; an error on the way leaves no file behind."""
+    """Use as `with Writer(path, format) as out: out.write(columns)`; an error leaves no file behind."""
 
     def __init__(self, path: str, format: str):
         self.path, self.format = path, format
@@ -103,7 +103,7 @@ class Writer:
             raise TableError(f"{self.path} cannot be written: {why}. Make room, or choose another place.") from None
 
     def _finish(self, whole: bool) -> None:
-        """Close what is open, each whatever becomes of the other; a whole file gets its name."""
+        """Close everything that is open, even after errors; rename a complete file to its final name."""
         try:
             if self._parquet is not None:
                 self._parquet.close()

@@ -27,18 +27,18 @@ class Classifier(OnlineModel, base.MiniBatchClassifier):
     hidden
         Width of each hidden layer; `()` for linear models.
     n_particles
-        How many networks: a multiple of 4, or of 2 if a half-life is given.
+        The number of networks: a multiple of 4, or of 2 if a half-life is given.
     half_life
         In rows; data older than that count half. None determines how fast to forget.
     neighbour_rows
-        Rows kept beside the networks, of which the nearest take part in predictions; what 16 MB hold if None, none for
+        Rows kept beside the networks; the nearest take part in predictions. None keeps what fits in 16 MB, none for
         linear models; 0 for none.
     buffer
         Rows learnt from at once, from 1 to 32.
     max_features
-        Columns; features beyond share them by hashing.
+        The most columns; further features share them by hashing.
     seed
-        Of the starting networks.
+        Seed of the starting networks.
 
     Examples
     --------
@@ -94,26 +94,26 @@ class Classifier(OnlineModel, base.MiniBatchClassifier):
         self._wait(x, y, w)
 
     def _spread(self, p: list[float]) -> dict[Hashable, float]:
-        """Probabilities by label; a label that the model has no room for yet is as likely as one row in all."""
+        """Return probabilities by label; a label that the model has no room for yet counts as one row among all."""
         rare = 1 / (self.n_rows_seen + 2)
         p = p[: len(self._labels)] + [rare] * (len(self._labels) - len(p))
         total = math.fsum(p)
         return {label: value / total for label, value in zip(self._labels, p, strict=True)}
 
     def _guess(self) -> list[float]:
-        """Before anything is learnt: the shares of the labels that wait."""
+        """Return the shares of the waiting labels, before anything is learnt."""
         counts = [1.0] * len(self._labels)
         for _, label, w in self._waiting:
             counts[self._labels[label]] += w
         return counts
 
     def predict_proba_one(self, x: Row, **kwargs: Any) -> dict[Any, float]:
-        """The probability of every label met so far."""
+        """Return the probability of every label seen so far."""
         p = self._guess() if self._state is None else self._asked(Predictive.probabilities, [x])[0].tolist()
         return self._spread(p)
 
     def _each(self, rows: list[Row]) -> list[dict[Hashable, float]]:
-        """The probabilities of each row."""
+        """Return the probabilities of each row."""
         known = self._state is not None and rows
         return [
             self._spread(p)
@@ -121,7 +121,7 @@ class Classifier(OnlineModel, base.MiniBatchClassifier):
         ]
 
     def predict_proba_many(self, X: Frame) -> Frame:
-        """The probability of every label met so far, a column each, for the rows of a data frame."""
+        """Return the probability of every label seen so far, one column each, for the rows of a data frame."""
         each = self._each(rows_of(X))
         if hasattr(X, "to_dicts"):
             import polars
@@ -132,5 +132,5 @@ class Classifier(OnlineModel, base.MiniBatchClassifier):
         return pandas.DataFrame(each, index=X.index, columns=list(self._labels))
 
     def predict_many(self, X: Frame) -> Series:
-        """The most probable label of each row of a data frame."""
+        """Return the most probable label of each row of a data frame."""
         return series_like(X, [max(p, key=p.get) if p else None for p in self._each(rows_of(X))])  # type: ignore[arg-type]

@@ -15,15 +15,15 @@ class PredictiveDistribution(proba.base.ContinuousDistribution):
     Parameters
     ----------
     mean
-        Of each component.
+        Mean of each component.
     variance
-        Of each component.
+        Variance of each component.
     dof
         Degrees of freedom of each component; infinite for a normal distribution.
     n_samples
-        Rows behind the prediction.
+        Number of rows behind the prediction.
     seed
-        Of `sample`.
+        Seed of `sample`.
 
     """
 
@@ -38,7 +38,7 @@ class PredictiveDistribution(proba.base.ContinuousDistribution):
 
     @property
     def n_samples(self) -> int:
-        """Rows behind the prediction."""
+        """The number of rows behind the prediction."""
         return self._n_samples
 
     @property
@@ -69,7 +69,7 @@ class PredictiveDistribution(proba.base.ContinuousDistribution):
         return float(self._parts.cdf(x).mean())
 
     def quantile(self, q: float) -> float:
-        """The number below which y lies with probability q."""
+        """Return the number below which y lies with probability q."""
         if not 0 < q < 1:
             raise ValueError(f"`q` is {q}, but a quantile's level must lie strictly between 0 and 1.")
         ends = self._parts.ppf(q)
@@ -80,7 +80,7 @@ class PredictiveDistribution(proba.base.ContinuousDistribution):
         return (low + high) / 2
 
     def sample(self) -> float:
-        """A draw of y."""
+        """Draw y once."""
         return self.quantile(min(max(self._rng.random(), 1e-12), 1 - 1e-12))
 
     def update(self, x: float) -> None:

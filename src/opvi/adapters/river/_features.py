@@ -1,4 +1,4 @@
-"""Dictionaries of features as rows of a table whose columns come as the features do."""
+"""Dictionaries of features as rows of a table that gets new columns as new features appear."""
 
 import math
 import numbers
@@ -21,10 +21,10 @@ PLAIN = frozenset((float, int, bool, np.bool_, np.float64, np.float32, np.int64,
 
 
 class Columns:
-    """Which column each feature has, in the order in which they were met.
+    """Which column each feature has, in order of first appearance.
 
-    A number has a column, NaN where it is missing: where it is None or NaN, or where a key that is nearly always there
-    is not. A key that is often not there, as sparse transformers leave them out, is 0 then. A text has a column for
+    A number has one column, with NaN where it is missing: None, NaN, or no key although the key is nearly always
+    there. A key that is often absent, as with sparse transformers, counts as 0 then. A string has a column for
     each value, 1 or 0; values after the first 32 share those, by hashing. Features beyond `largest` columns share them
     by hashing, too, and add up.
     """
@@ -42,9 +42,9 @@ class Columns:
         self.sparse: set[Hashable] = set()  # numbers that are 0 where their key is not there
 
     def meet(self, rows: Sequence[Row]) -> list[int]:
-        """Columns for what is new in these rows, whatever the order within a row; the new ones for numbers.
+        """Add columns for new features, whatever their order within a row; return those for numbers.
 
-        Numbers that are often not there are not among the new ones: they were 0 before, and need no introduction.
+        Numbers that are often absent are not returned: they were 0 before.
         """
         new_numbers: set[Hashable] = set()
         new_texts: set[tuple[Hashable, str]] = set()
@@ -69,7 +69,7 @@ class Columns:
         return fresh
 
     def _count(self, rows: Sequence[Row], fresh: set[Hashable]) -> None:
-        """Which numbers are 0 where their key is not there."""
+        """Count absent keys, to decide which numbers are 0 where their key is absent."""
         start, self.rows = self.rows, self.rows + len(rows)
         self.there.update(name for x in rows for name in x if name in self.since or name in fresh)
         for name in fresh:
@@ -88,14 +88,14 @@ class Columns:
         return zlib.crc32(label.encode()) % self.largest
 
     def widen(self, width: int) -> None:
-        """Rows of this width from now on."""
+        """Make rows of this width from now on."""
         self.blank = [0.0] * width
         for name, column in self.numbers.items():
             if name not in self.sparse:
                 self.blank[column] = math.nan
 
     def row(self, x: Row) -> list[float]:
-        """One row; features without a column are left out."""
+        """Return one row; features without a column are left out."""
         out, numbers_ = self.blank.copy(), self.numbers
         for name, value in x.items():
             if is_number(value):
@@ -121,11 +121,11 @@ class Columns:
         return out
 
     def table(self, rows: Sequence[Row]) -> np.ndarray:
-        """Rows `[n, width]`."""
+        """Return rows `[n, width]`."""
         return (self._table(rows) - self.origin).astype(np.float32)
 
     def settle(self, rows: Sequence[Row], known: int) -> None:
-        """Choose what is subtracted from the columns after the first `known`, where they lie far from 0."""
+        """Choose what to subtract from the columns after the first `known` if they lie far from 0."""
         self.origin = np.concatenate([self.origin[:known], origin_of(self._table(rows))[known:]])
 
     def _table(self, rows: Sequence[Row]) -> np.ndarray:
@@ -133,7 +133,7 @@ class Columns:
 
 
 class Dates:
-    """Dates among the features as numbers: their place in the day and the week; in the year, after a year of them."""
+    """Dates among the features as numbers: the time of day, the weekday and, after a year, the season."""
 
     def __init__(self) -> None:
         self.first: dict[Hashable, datetime] = {}
@@ -165,7 +165,7 @@ class Dates:
 
 
 def _plain_time(value: date | np.datetime64) -> datetime:
-    """A date or a time without a zone; one with a zone in UTC."""
+    """Return a date or time without a zone; one with a zone is converted to UTC."""
     if isinstance(value, np.datetime64):
         return value.astype("datetime64[us]").item()
     if not isinstance(value, datetime):
@@ -174,5 +174,5 @@ def _plain_time(value: date | np.datetime64) -> datetime:
 
 
 def is_number(value: object) -> bool:
-    """Whether a feature is a number, truth values included."""
+    """Return whether a feature is a number; booleans are."""
     return type(value) in PLAIN or isinstance(value, numbers.Real)

@@ -1,4 +1,4 @@
-"""What both River models share: a table of features, rows that wait, and an engine."""
+"""What both River models share: a table of features, waiting rows and an engine."""
 
 import math
 import threading
@@ -22,7 +22,7 @@ Series = Any  # of the same library
 
 
 class OnlineModel:
-    """What both models share: a table of features, rows that wait, and an engine once there are some."""
+    """What both models share: a table of features, waiting rows and, once rows were learnt, an engine."""
 
     def _start(
         self,
@@ -34,7 +34,7 @@ class OnlineModel:
         max_features: int,
         seed: int | None,
     ) -> None:
-        """No rows, no model; settings are refused where they are given, by making the smallest sampler."""
+        """Start without rows or a model; wrong settings are refused here, by making the smallest sampler."""
         self.hidden, self.n_particles, self.half_life = checked_widths(hidden), n_particles, half_life
         self.buffer, self.max_features, self.seed = buffer, max_features, seed
         for name, largest in (("buffer", LARGEST_BUFFER), ("max_features", math.inf), ("n_particles", math.inf)):
@@ -51,7 +51,7 @@ class OnlineModel:
         self.n_rows_seen = 0  # learnt from; rows that wait are not among them
 
     def _get_params(self) -> dict[str, Any]:
-        """As River does, which looks into tuples and stumbles over an empty one."""
+        """Return the parameters as River does, but accept an empty tuple."""
         params = super()._get_params()  # type: ignore[misc]
         return {**params, "hidden": list(params["hidden"])}
 
@@ -85,14 +85,14 @@ class OnlineModel:
 
     @property
     def _turn(self) -> threading.RLock:
-        """Columns and the model change together: a prediction waits while a batch is learnt."""
+        """Hold the lock: columns and model change together, so predictions wait while a batch is learnt."""
         return self.__dict__.setdefault("_lock", threading.RLock())
 
     def __getstate__(self) -> dict[str, Any]:
         return {name: value for name, value in without_mark(self.__dict__).items() if name != "_lock"}
 
     def flush(self) -> None:
-        """Learn from the rows that wait, however few there are."""
+        """Learn from the waiting rows, however few they are."""
         with sole_learner(self), self._turn:
             self._flush()
 
@@ -108,16 +108,16 @@ class OnlineModel:
         self.n_rows_seen += len(rows)
 
     def _filled(self, rows: Sequence[Row]) -> np.ndarray:
-        """Rows as a table, with the running mean of a column where a number is missing."""
+        """Return rows as a table, with a column's running mean where a number is missing."""
         x = self._columns.table(rows)
         return np.where(np.isnan(x), self._means[: x.shape[1]], x)
 
     def _needed(self) -> tuple[int, ...]:
-        """Columns, and classes where there are some, that the model must have now."""
+        """Return the columns, and classes if any, that the model now needs."""
         return (max(1, self._columns.count),)
 
     def _make_room(self, rows: Sequence[Row]) -> None:
-        """A model wide enough for these rows; one that has learnt already is carried over."""
+        """Make the model wide enough for these rows, keeping what was learnt."""
         known = self._columns.count
         fresh = self._columns.meet(rows)
         sizes = self._needed()
@@ -142,7 +142,7 @@ class OnlineModel:
         return Engine(self._sampler(self._sizes), self._number, batch=self.buffer, state=state)
 
     def _introduce(self, fresh: list[int], x: np.ndarray) -> None:
-        """The moments of new columns as if they had always been what they are in these rows."""
+        """Set the moments of new columns as if they had always been as in these rows."""
         mean, square = (np.array(a) for a in (self._state.moments.mean, self._state.moments.square))
         seen = float(self._state.moments.seen)
         for column in fresh:
@@ -154,14 +154,14 @@ class OnlineModel:
         self._engine.state = self._state._replace(moments=moments)  # type: ignore[union-attr]
 
     def _asked(self, what: Callable[..., Tree], rows: Sequence[Row]) -> Any:
-        """What a function says about the predictive at some rows: arrays `[rows, …]`."""
+        """Apply a function to the predictive at some rows; return arrays `[rows, …]`."""
         with self._turn:
             rows = [self._dates.numbers(x) for x in rows]
             return self._engine.ask(self._filled(rows), what)  # type: ignore[union-attr]
 
     @property
     def _raw_memory_usage(self) -> int:
-        """As River counts it, and the model's arrays, which it cannot see."""
+        """Return memory as River counts it, plus the model's arrays, which River cannot see."""
         arrays = 0 if self._engine is None else sum(leaf.nbytes for leaf in jax.tree.leaves(self._engine.state))
         return super()._raw_memory_usage + arrays  # type: ignore[misc]
 
@@ -172,7 +172,7 @@ def rows_of(X: Frame) -> list[Row]:
 
 
 def series_like(X: Frame, values: ArrayLike) -> Series:
-    """Return values as a series of the library that X comes from."""
+    """Return values as a series of X's own library."""
     if hasattr(X, "to_dicts"):
         import polars
 

@@ -35,20 +35,20 @@ class Regressor(OnlineModel, base.MiniBatchRegressor):
     hidden
         Width of each hidden layer; `()` for a linear model.
     n_particles
-        How many networks.
+        The number of networks.
     half_life
         In rows; data older than that count half. None determines how fast to forget.
     warm_up
-        So many rows at the start are learnt in pairs: slower, and better while little is known.
+        The number of rows at the start that are learnt in pairs: slower, but better while little is known.
     neighbour_rows
-        Rows kept beside the networks, of which the nearest take part in predictions; what 16 MB hold if None, none for
+        Rows kept beside the networks; the nearest take part in predictions. None keeps what fits in 16 MB, none for
         linear models; 0 for none.
     buffer
         Rows learnt from at once, from 1 to 32.
     max_features
-        Columns; features beyond share them by hashing.
+        The most columns; further features share them by hashing.
     seed
-        Of the starting networks.
+        Seed of the starting networks.
 
     Examples
     --------
@@ -105,11 +105,11 @@ class Regressor(OnlineModel, base.MiniBatchRegressor):
         self._wait(x, value, w)
 
     def _guess(self) -> float | None:
-        """Before anything is learnt: the mean of the targets that wait; None if there are none."""
+        """Return the mean of the waiting targets, before anything is learnt; None if there are none."""
         return math.fsum(y for _, y, _ in self._waiting) / len(self._waiting) if self._waiting else None
 
     def predict_one(self, x: Row, with_dist: bool = False) -> Any:
-        """The predictive mean, or the whole predictive distribution; None before the first row."""
+        """Return the predictive mean, or the whole predictive distribution; None before the first row."""
         if self._state is None:
             guess = self._guess()
             if guess is None:
@@ -124,7 +124,7 @@ class Regressor(OnlineModel, base.MiniBatchRegressor):
         )
 
     def predict_many(self, X: Frame) -> Series:
-        """The predictive means of the rows of a data frame; NaN before the first row."""
+        """Return the predictive means of the rows of a data frame; NaN before the first row."""
         rows = rows_of(X)
         if self._state is None or not rows:
             guess = self._guess()

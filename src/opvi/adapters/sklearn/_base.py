@@ -1,4 +1,4 @@
-"""What both scikit-learn estimators share: checked rows, learnt and asked about by an engine."""
+"""What both scikit-learn estimators share: checks of rows, and an engine that learns and predicts."""
 
 import warnings
 from collections.abc import Callable, Iterator
@@ -43,12 +43,12 @@ def _dense(X: ArrayLike, rows: slice | np.ndarray, origin: np.ndarray) -> np.nda
 
 
 def _sound(a: np.ndarray) -> bool:
-    """Whether every number is finite, and its square as well."""
+    """Return whether all numbers and their squares are finite."""
     return bool((np.abs(a) <= LARGEST_VALUE).all())
 
 
 class OnlineEstimator(BaseEstimator):
-    """Rows in, predictions out; in between, an engine."""
+    """A scikit-learn estimator around an engine."""
 
     _engine: Engine
     _schema: "Schema | None" = None  # how a data frame becomes numbers
@@ -58,11 +58,11 @@ class OnlineEstimator(BaseEstimator):
     # --- the sampler and its state ------------------------------------------------------------
 
     def _made(self, *sizes: int) -> Sampler:
-        """The sampler for data of these sizes: columns, and classes where there are some."""
+        """Return the sampler for this many columns and, for a classifier, classes."""
         raise NotImplementedError
 
     def _settings(self) -> dict[str, Any]:
-        """The hyper-parameters as the sampler's factory names them."""
+        """Return the hyperparameters under the names of the sampler's factory."""
         hidden = self.hidden
         if isinstance(hidden, list | tuple | np.ndarray):
             hidden = tuple(int(width) if isinstance(width, np.integer) else width for width in hidden)
@@ -72,7 +72,7 @@ class OnlineEstimator(BaseEstimator):
         return {"hidden": hidden, "particles": particles, "half_life": half_life, "memory_rows": kept}
 
     def _begin(self, *sizes: int, quick: int = 0) -> None:
-        """Start anew, for data of these sizes; `quick` as of `Engine`."""
+        """Start over for data of these sizes; `quick` is `Engine`'s."""
         whole("n_epochs", self.n_epochs, 1)
         self._used, self._again = self._settings(), whole("memory_rows", self.memory_rows, 0)
         made = self._made(*sizes)
@@ -85,7 +85,7 @@ class OnlineEstimator(BaseEstimator):
         self.n_rows_seen_ = 0
 
     def _remembering(self, sampler: Sampler) -> Sampler:
-        """The sampler with the memory that was asked for when learning began."""
+        """Return the sampler with the memory chosen when learning began."""
         return remembering(sampler, self._again) if self._again else sampler
 
     @property
@@ -120,7 +120,7 @@ class OnlineEstimator(BaseEstimator):
     # --- rows ---------------------------------------------------------------------------------
 
     def _plain(self, X: ArrayLike) -> bool:
-        """Whether X needs no further check: one row at a time, scikit-learn's own would take longer than learning."""
+        """Return whether X needs no further check; for single rows, scikit-learn's checks take longer than learning."""
         return (
             type(X) is np.ndarray
             and X.ndim == 2
@@ -132,7 +132,7 @@ class OnlineEstimator(BaseEstimator):
         )
 
     def _checked(self, X: ArrayLike) -> Any:
-        """X to predict at, dense or sparse, as scikit-learn checks it."""
+        """Return X, dense or sparse, as scikit-learn's checks leave it."""
         self._check_fitted()
         if self._plain(X):
             return X
@@ -164,7 +164,7 @@ class OnlineEstimator(BaseEstimator):
         return self._bounded(X), y
 
     def _encoded(self, X: ArrayLike, reset: bool) -> np.ndarray:
-        """A frame as numbers, by what was understood of the one learnt from first."""
+        """Return a frame as numbers, encoded as the first frame was."""
         if not is_frame(X):
             raise ValueError(
                 f"X is of type {type(X).__name__}, but the estimator has learnt from a data frame with strings, dates "
@@ -175,7 +175,7 @@ class OnlineEstimator(BaseEstimator):
 
     @property
     def encoded_features_(self) -> list[str]:
-        """The names of the numbers that the columns of a data frame became."""
+        """The names of the features that the columns of a data frame were encoded as."""
         self._check_fitted()
         if self._schema is not None:
             return list(self._schema.features)
@@ -196,7 +196,7 @@ class OnlineEstimator(BaseEstimator):
     # --- learning and predicting --------------------------------------------------------------
 
     def _learn(self, X: Any, y: np.ndarray, weight: ArrayLike, *, passes: int = 1, fitting: bool = False) -> Self:
-        """Batches of 20 rows, in order; passes after the first teach the parameters only."""
+        """Learn batches of 20 rows in order; passes after the first teach the parameters only."""
         weight = np.ones(len(y), np.float32) if weight is None else _check_sample_weight(weight, X, dtype=np.float32)
         if not (weight >= 0).all():
             raise ValueError("`sample_weight` holds a negative number, but a row counts at least 0 times.")
@@ -227,11 +227,11 @@ class OnlineEstimator(BaseEstimator):
         return self
 
     def _predicted(self, what: Callable[..., Tree], X: ArrayLike, *static: object, others: tuple[Any, ...] = ()) -> Any:
-        """What a function says about the predictive at X: arrays `[rows, …]`."""
+        """Apply a function to the predictive at X; return arrays `[rows, …]`."""
         return self._asked(what, self._checked(X), *static, others=others)
 
     def _asked(self, what: Callable[..., Tree], X: Any, *static: object, others: tuple[Any, ...] = ()) -> Any:
-        """The same at an X that was checked."""
+        """Do the same for an X that was already checked."""
         size = ASK_ROWS if issparse(X) else X.shape[0]
         parts = (slice(start, start + size) for start in range(0, X.shape[0], size))
         return joined(
@@ -242,18 +242,18 @@ class OnlineEstimator(BaseEstimator):
         )
 
     def _located(self, values: np.ndarray) -> np.ndarray:
-        """Values of y as the model knows them, where y lies."""
+        """Return the model's values of y shifted back to where y lies."""
         return values.astype(np.float64) + self._target_origin if self._target_origin else values
 
     @property
     def origin_(self) -> tuple[np.ndarray, float]:
-        """What is subtracted from X and y before `tracker_` sees them, because they lie far from 0; mostly 0."""
+        """The offsets subtracted from X and y before `tracker_` sees them, if they lie far from 0; mostly 0."""
         self._check_fitted()
         return np.broadcast_to(self._origin, self._width), self._target_origin
 
 
 def _blocks(order: np.ndarray, columns: int) -> Iterator[np.ndarray]:
-    """Whole batches, as many as are made dense at once; a short last batch goes with those before it."""
+    """Yield blocks of whole batches, as many as are made dense at once; a short last batch joins the others."""
     rows = BATCH * max(1, min(BLOCK_BATCHES, BLOCK_BYTES // (4 * BATCH * columns)))
     ends = [*range(rows, len(order) - BATCH + 1, rows), len(order)]
     for start, end in zip([0, *ends], ends, strict=False):

@@ -34,14 +34,14 @@ class OPVIClassifier(ClassifierMixin, OnlineEstimator):
 
     Args:
         hidden: width of each hidden layer; `()` for linear models.
-        n_particles: how many networks: a multiple of 4, or of 2 if a half-life is given.
+        n_particles: the number of networks: a multiple of 4, or of 2 if a half-life is given.
         half_life: in rows; data older than that count half. None determines how fast to forget.
         memory_rows: keep a uniform sample of this many rows, and learn from some of them again with every batch.
-        neighbour_rows: rows kept beside the networks, of which the nearest take part in predictions; what 16 MB hold
+        neighbour_rows: rows kept beside the networks; the nearest take part in predictions. As many as fit in 16 MB
             if None, none for linear models; 0 for none.
         n_epochs: passes of `fit`. Passes after the first teach the parameters, not the calibration.
-        shuffle: whether `fit` goes through the rows in random order. False for rows in the order of time.
-        random_state: a seed, or what scikit-learn makes one of.
+        shuffle: whether `fit` visits the rows in random order; use False for rows sorted by time.
+        random_state: a seed, or anything scikit-learn accepts as one.
         encode: whether a data frame with strings, categories, dates or gaps becomes numbers as in `opvi learn`; arrays
             and frames of numbers stay as they are.
     """
@@ -77,7 +77,7 @@ class OPVIClassifier(ClassifierMixin, OnlineEstimator):
         self._begin(X.shape[1], self._room, quick=quick)
 
     def _meet(self, labels: np.ndarray) -> None:
-        """Make room for labels that are new; what was learnt stays learnt."""
+        """Make room for new labels, keeping what was learnt."""
         if _texts(labels) != _texts(self.classes_):
             raise ValueError(f"y holds {labels[:5]}, but the classes so far are {self.classes_[:20]}: text or numbers.")
         fresh = np.setdiff1d(labels, self.classes_)
@@ -110,9 +110,9 @@ class OPVIClassifier(ClassifierMixin, OnlineEstimator):
     def partial_fit(
         self, X: ArrayLike, y: ArrayLike, classes: ArrayLike = None, sample_weight: ArrayLike = None
     ) -> Self:
-        """Learn from these rows, in their order, on top of all before.
+        """Learn from these rows, in order, on top of what was learnt before.
 
-        A label that was never met is a new class from then on. `classes` may name some before their first row.
+        A label never seen before becomes a new class. `classes` may name classes before their first row.
         """
         first = not hasattr(self, "_engine")
         X, y = self._checked_pair(X, y, reset=first, numeric=False)
@@ -133,7 +133,7 @@ class OPVIClassifier(ClassifierMixin, OnlineEstimator):
         return self._log_proba(X)[0]
 
     def _log_proba(self, X: ArrayLike) -> tuple[np.ndarray, np.ndarray]:
-        """The same, and the classes that they are about."""
+        """Return the same with the classes."""
         self._check_fitted()
         met = self._met
         log_p = self._predicted(_summary, X)[0].astype(float)[:, np.argsort(met)]
@@ -149,7 +149,7 @@ class OPVIClassifier(ClassifierMixin, OnlineEstimator):
         return classes[log_p.argmax(1)]
 
     def decompose(self, X: ArrayLike) -> Uncertainty:
-        """The entropy of each row's prediction in two parts, in nats: what more data would take away, and the rest."""
+        """Split the entropy of each row's prediction, in nats, into what more data would remove and the rest."""
         return Uncertainty(*self._predicted(_summary, X)[1:])
 
     def log_predictive_density(self, X: ArrayLike, y: ArrayLike) -> np.ndarray:

@@ -1,4 +1,4 @@
-"""Data frames with strings, categories, dates and gaps as numbers, by the encoder of `opvi learn`."""
+"""Data frames with strings, categories, dates and gaps, encoded as numbers as in `opvi learn`."""
 
 from typing import TYPE_CHECKING, Any
 
@@ -11,7 +11,7 @@ FIRST_ROWS = 10_000  # from which a frame's columns are understood
 
 
 def is_frame(X: Any) -> bool:
-    """Whether X is a data frame: of pandas, polars, also a lazy one, pyarrow, or a relation of DuckDB."""
+    """Return whether X is a data frame: pandas, polars (also lazy), pyarrow, or a DuckDB relation."""
     return not isinstance(X, np.ndarray) and hasattr(type(X), "columns")
 
 
@@ -27,7 +27,7 @@ def collected(X: Any) -> Any:
 
 
 def is_plain(X: Any) -> bool:
-    """Whether a frame holds numbers only, and no gaps: then it is an array with names."""
+    """Return whether a frame holds only numbers without gaps, and so is just an array with names."""
     if hasattr(X, "to_dicts"):  # polars
         plain = all(kind.is_numeric() or str(kind) == "Boolean" for kind in X.dtypes)
         return plain and not any(series.null_count() or _has_nan(series.to_numpy()) for series in X.get_columns())
@@ -61,7 +61,7 @@ def block_of(X: Any) -> "Block":
 
 
 def _arrays(X: Any, pa: Any) -> dict[str, Any]:
-    """Columns by name, as pyarrow has them."""
+    """Return the columns by name, as pyarrow arrays."""
     if not hasattr(X, "iloc"):
         table = pa.table(X) if hasattr(X, "__arrow_c_stream__") else X.to_arrow()
         return {str(name): table.column(place) for place, name in enumerate(table.column_names)}

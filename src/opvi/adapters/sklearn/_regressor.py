@@ -38,15 +38,15 @@ class OPVIRegressor(RegressorMixin, OnlineEstimator):
 
     Args:
         hidden: width of each hidden layer; `()` for a linear model. Chosen from the number of columns if None.
-        n_particles: how many networks; chosen from the number of columns if None.
+        n_particles: the number of networks; chosen from the number of columns if None.
         half_life: in rows; data older than that count half. None determines how fast to forget.
         memory_rows: keep a uniform sample of this many rows, and learn from some of them again with every batch.
-        neighbour_rows: rows kept beside the networks, of which the nearest take part in predictions; what 16 MB hold
+        neighbour_rows: rows kept beside the networks; the nearest take part in predictions. As many as fit in 16 MB
             if None, none for linear models; 0 for none.
         warm_up: this many rows at the start are learnt in pairs, which is slower and better while little is known.
         n_epochs: passes of `fit`. Passes after the first teach the parameters, not the calibration.
-        shuffle: whether `fit` goes through the rows in random order. False for rows in the order of time.
-        random_state: a seed, or what scikit-learn makes one of.
+        shuffle: whether `fit` visits the rows in random order; use False for rows sorted by time.
+        random_state: a seed, or anything scikit-learn accepts as one.
         encode: whether a data frame with strings, categories, dates or gaps becomes numbers as in `opvi learn`; arrays
             and frames of numbers stay as they are.
     """
@@ -87,7 +87,7 @@ class OPVIRegressor(RegressorMixin, OnlineEstimator):
 
     @one_learner
     def partial_fit(self, X: ArrayLike, y: ArrayLike, sample_weight: ArrayLike = None) -> Self:
-        """Learn from these rows, in their order, on top of all before."""
+        """Learn from these rows, in order, on top of what was learnt before."""
         first = not hasattr(self, "_engine")
         X, y = self._checked_pair(X, y, reset=first, numeric=True)
         if first:
@@ -101,7 +101,7 @@ class OPVIRegressor(RegressorMixin, OnlineEstimator):
         return (mean, np.sqrt(epistemic + aleatoric)) if return_std else mean
 
     def decompose(self, X: ArrayLike) -> Uncertainty:
-        """The predictive variance in two parts: what more data would take away, and what they would not."""
+        """Split the predictive variance into what more data would remove and the rest."""
         return Uncertainty(*self._predicted(_summary, X)[1:])
 
     def predict_quantiles(self, X: ArrayLike, quantiles: Sequence[float] = (0.05, 0.5, 0.95)) -> np.ndarray:

@@ -14,7 +14,7 @@ Commands: TypeAlias = "argparse._SubParsersAction[argparse.ArgumentParser]"  # w
 
 
 class CommandError(Exception):
-    """Something the user can put right; its message says how."""
+    """An error that the user can fix; its message says how."""
 
 
 def positive(text: str) -> int:
@@ -54,9 +54,9 @@ def above_zero(text: str) -> float:
 
 
 def prepare() -> None:
-    """Raise an error with the remedy where a library of the extra `cli` is missing; let BLAS use one thread.
+    """Raise an error with the remedy if a library of the extra `cli` is missing; restrict BLAS to one thread.
 
-    More threads wait for small matrices, and take time from XLA's own.
+    More threads would wait for small matrices and take time from XLA's own.
     """
     absent = [name for name in ("rich", "pyarrow", "jinja2") if find_spec(name) is None]
     if absent:
@@ -69,7 +69,7 @@ def prepare() -> None:
 
 @contextmanager
 def explained(folder: Path) -> Iterator[None]:
-    """Turn errors that the user can put right into a `CommandError`, which has no traceback."""
+    """Turn errors that the user can fix into a `CommandError`, which shows no traceback."""
     from opvi.adapters._tables import TableError
     from opvi.app.learn import RunError
     from opvi.running import CheckpointError, LockedError

@@ -98,7 +98,7 @@ def add_learn(commands: Commands) -> None:
 
 
 def _add_spelling(command: argparse.ArgumentParser) -> None:
-    """How values are written, and what kind of number the target is."""
+    """Add the options on how values are written and what kind of number the target is."""
     command.add_argument("--decimal", choices=(".", ","), help="the decimal sign; determined from the data if omitted")
     command.add_argument(
         "--thousands", metavar="SIGN", help="between thousands: a comma, a point, a space, ' or '' for none"
@@ -112,7 +112,7 @@ def _add_spelling(command: argparse.ArgumentParser) -> None:
 
 
 def learn(options: argparse.Namespace) -> int:
-    """Learn until the source ends or a signal comes."""
+    """Learn until the source ends or a signal arrives."""
     prepare()
     from opvi.app.learn import RunDirectory, Stopped
     from opvi.app.learn._learner import Stop
@@ -153,7 +153,7 @@ def learn(options: argparse.Namespace) -> int:
 
 
 def _called(source: str) -> str:
-    """The name of a source without the endings that say what it is: `data.2024.csv.gz` is `data.2024`."""
+    """Return the name of a source without its format suffixes: `data.2024.csv.gz` becomes `data.2024`."""
     name = Path(source).name
     for endings in ((".gz", ".zst"), (".csv", ".tsv", ".json", ".jsonl", ".ndjson", ".parquet", ".pq", ".txt")):
         for ending in endings:
@@ -187,7 +187,7 @@ def _learn(made: "Ready", stop: "Stop", folder: Path, options: argparse.Namespac
 
 
 def _served(learner: "Learner", folder: Path, port: int) -> "Server":
-    """The page of the moment, made when it is asked for."""
+    """Serve the current report, rendered on request."""
     from opvi.app.learn import contents
     from opvi.app.learn._predict import Learnt
     from opvi.app.report import page
@@ -236,7 +236,7 @@ def _widths(text: str) -> tuple[int, ...]:
 
 
 def _end(learner: "Learner", folder: Path) -> None:
-    """The result, and what can be done with it."""
+    """Print the result and what to do next."""
     from opvi.app.cli._screen import Terminal, table
 
     console = Terminal(width=None if sys.stdout.isatty() else 120)

@@ -1,6 +1,6 @@
-"""What `opvi learn` shows while it works: a live table on a terminal, a line now and then in a log.
+"""What `opvi learn` shows while it works: a live table on a terminal, an occasional line in a log.
 
-A screen that was closed, or a log that cannot be written to, never ends learning: from then on nothing is shown.
+A closed screen or an unwritable log never stops learning; nothing is shown from then on.
 """
 
 import sys
@@ -23,10 +23,10 @@ RATE_OVER = 10.0  # seconds behind the rows per second shown
 
 
 class Terminal(Console):
-    """A console that reports a reader who went away, and does not end the program."""
+    """A console that notes when its reader has gone, instead of ending the program."""
 
     def on_broken_pipe(self) -> None:
-        """Say so."""
+        """Note that the reader has gone."""
         raise BrokenPipeError
 
 
@@ -75,7 +75,7 @@ class Screen:
         return Group(table(self.learner, self._rate()), self.bar)
 
     def show(self, learner: "Learner", share: float | None) -> None:
-        """Draw, if it is time to."""
+        """Redraw, if it is time."""
         now = time.perf_counter()
         if now - self.drawn < (DRAWN_EVERY if self.live else LOG_EVERY):
             return
@@ -103,7 +103,7 @@ class Screen:
 
 
 def figures_of(learner: "Learner", rate: float | None) -> list[tuple[str, str]]:
-    """Names and values, as a person reads them."""
+    """Return names and formatted values."""
     told, regression = learner.summary(), learner.schema.task == "regression"
     name = "RMSE" if regression else "accuracy"
 
@@ -151,7 +151,7 @@ def table(learner: "Learner", rate: float | None) -> Table:
 
 
 def _plain(name: str) -> str:
-    """A column's name, without what a terminal or rich would take for commands."""
+    """Return a column's name without control characters and rich markup."""
     from rich.markup import escape
 
     return escape("".join(c if c.isprintable() else "?" for c in name)[:60])

@@ -49,7 +49,7 @@ def add_serve(commands: Commands) -> None:
 
 
 def serve(options: argparse.Namespace) -> int:
-    """Serve until a signal comes."""
+    """Serve until a signal arrives."""
     prepare()
     absent = [name for name in ("starlette", "uvicorn", "httptools", "prometheus_client") if find_spec(name) is None]
     if absent:
@@ -101,7 +101,7 @@ def _is_loopback(host: str) -> bool:
 
 
 def _hosts(host: str, allowed: list[str]) -> frozenset[str]:
-    """Names by which the server may be addressed."""
+    """Return the host names by which the server may be addressed."""
     names = ["127.0.0.1", "localhost", "[::1]", f"[{host}]" if ":" in host else host]
     names += [] if _is_loopback(host) else [socket.gethostname(), socket.getfqdn()]
     return frozenset(name.lower() for name in [*names, *allowed])

@@ -1,4 +1,4 @@
-"""SIGINT, SIGTERM and SIGHUP: a run saves and ends soon, whatever it is doing at the moment."""
+"""SIGINT, SIGTERM and SIGHUP: a run saves and ends soon, whatever it is doing."""
 
 import os
 import shlex
@@ -20,9 +20,9 @@ SHOW_CURSOR = "\x1b[?25h"
 
 
 class Deadline:
-    """A thread that ends the process where the run itself does not end in time.
+    """A thread that ends the process if the run does not end in time.
 
-    Python runs no signal handler while a model is compiled. Nothing is lost by ending in the midst of that: the rows of
+    Python runs no signal handler while a model is being compiled. Nothing is lost by ending then: the rows of
     a file are read again from the last checkpoint on, as after a kill. A second signal ends at once.
 
     Args:
@@ -63,7 +63,7 @@ class Deadline:
             os._exit(EXIT[name])
 
     def close(self) -> None:
-        """The run has come to its end: nothing is cut short any more."""
+        """Stop watching: the run has ended by itself."""
         self._over.set()
         self._theirs.send(b"\0")
         self._thread.join()
@@ -73,7 +73,7 @@ class Deadline:
 
 @contextmanager
 def handled(stop: "Stop", again: Sequence[str]) -> Iterator[Deadline]:
-    """In this block signals end the run at the next good moment, or after two seconds."""
+    """Within this block signals end the run at the next safe point, or after two seconds."""
     numbers = [getattr(signal, name) for name in NAMES]
     before = [signal.signal(number, stop) for number in numbers]
     deadline = Deadline(again)

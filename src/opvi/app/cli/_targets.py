@@ -1,4 +1,4 @@
-"""Several targets: a run for each, side by side in one folder, none of them an input of another."""
+"""Several targets: one run for each, side by side in one folder; no target is an input of another."""
 
 import argparse
 import copy
@@ -21,7 +21,7 @@ Predictions = Iterator[tuple["Columns", list["Rejected"]]]
 
 
 def runs_in(folder: Path) -> dict[str, Path]:
-    """Return the folders of the runs by their targets; none if this is the folder of one run."""
+    """Return the run folders by target; empty if this is the folder of a single run."""
     path = folder / LIST
     if not path.is_file():
         return {}
@@ -36,7 +36,7 @@ def runs_in(folder: Path) -> dict[str, Path]:
 def learn_each(
     options: argparse.Namespace, folder: Path, targets: Sequence[str], learn: Callable[[argparse.Namespace], int]
 ) -> int:
-    """Learn one target after the other; the first status that is not 0 ends it, and `--resume` continues there."""
+    """Learn one target after the other; stop at the first non-zero status, where `--resume` continues."""
     if options.source == "-":
         raise CommandError("a pipe is read once, so it teaches one target. Save it to a file to learn several.")
     if len(set(targets)) < len(targets):
@@ -68,7 +68,7 @@ def learn_each(
 
 
 def side_by_side(parts: dict[str, Predictions]) -> Predictions:
-    """Yield the predictions of several runs for the same rows, the names of the columns with their targets before."""
+    """Yield the predictions of several runs for the same rows, with column names prefixed by the target."""
     for blocks in zip(*parts.values(), strict=True):
         columns = {"row": blocks[0][0]["row"]}
         for target, (said, _) in zip(parts, blocks, strict=True):
@@ -78,5 +78,5 @@ def side_by_side(parts: dict[str, Predictions]) -> Predictions:
 
 
 def _plain(name: str) -> str:
-    """A name that any file system takes."""
+    """Return a name that any file system accepts."""
     return re.sub(r"[^\w-]+", "_", name, flags=re.ASCII)[:60] or "target"

@@ -1,4 +1,4 @@
-"""Alarms sent to an address: one POST with JSON for each, beside the learning, which never waits for it."""
+"""Alarms sent to a URL: one POST with JSON for each, in the background, so learning never waits."""
 
 import json
 import queue
@@ -17,7 +17,7 @@ MOST_WAITING = 100  # alarms; more are dropped, and counted
 
 
 class Webhook:
-    """`with Webhook(url, name) as hook:` then `hook.show(learner)` after every few batches."""
+    """Use as `with Webhook(url, name) as hook:` and call `hook.show(learner)` every few batches."""
 
     def __init__(self, url: str, run: str, sent: int):
         self.url, self.run = url, run
@@ -31,7 +31,7 @@ class Webhook:
         return self
 
     def show(self, learner: "Learner") -> None:
-        """Send the alarms that are new."""
+        """Send the new alarms."""
         told = learner.summary()
         fresh, self.sent = told.alarm_count - self.sent, told.alarm_count
         for row in told.alarms[-fresh:] if fresh else []:

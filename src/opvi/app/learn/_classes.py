@@ -8,7 +8,7 @@ MOST_CLASSES = 256  # of which some came later; rows with more labels than that 
 
 
 def met(schema: Schema, block: Block) -> tuple[Schema, Encoded]:
-    """Return the schema with the new classes of a block, in the order of its rows, and the block's rows by it."""
+    """Return the schema extended by the block's new classes, in order of its rows, and the rows encoded with it."""
     fresh = [] if schema.closed else schema.unknown(block)
     if not fresh:
         return schema, schema.encode(block)

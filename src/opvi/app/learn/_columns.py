@@ -1,4 +1,4 @@
-"""What became of each column: its gaps, and how far its values have moved since the first rows."""
+"""Statistics of each column: its gaps, and how far its values have moved since the first rows."""
 
 from typing import NamedTuple, Self
 
@@ -15,7 +15,7 @@ RECENT = 1000  # rows: those before count less and less
 class ColumnSums(NamedTuple):
     """Sums over the rows learnt; plain arrays, saved with every checkpoint.
 
-    All but the gaps are taken in the order of the batches, so that they do not depend on where a run was cut.
+    All but the gaps are summed batch by batch, so they do not depend on where a run was cut.
     """
 
     rows: np.ndarray  # that `gaps` is about
@@ -59,7 +59,7 @@ class ColumnSums(NamedTuple):
             return np.where(still, 0.0, np.abs(now - mean) / np.sqrt(variance))
 
     def told(self, schema: Schema) -> list[ColumnTold]:
-        """Return what a page says of each column; a date always moves, and has no number there."""
+        """Return what the report says about each column; dates always move, so they get no number."""
         moved = self.moved() if self.recent[0].any() else np.full(len(schema.features), np.nan)
         shares = self.gaps / max(int(self.rows), 1)
         out, at = [], 0

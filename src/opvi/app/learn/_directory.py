@@ -17,7 +17,7 @@ ABOUT, CHECKPOINTS, REJECTED, METRICS = "run.json", "checkpoints", "rejected.jso
 
 
 class RunError(Exception):
-    """Something about a run that the user can put right; the message says how."""
+    """A problem with a run that the user can fix; the message says how."""
 
 
 class RunDirectory:
@@ -32,7 +32,7 @@ class RunDirectory:
 
     @property
     def exists(self) -> bool:
-        """Whether a run was begun here."""
+        """Whether a run was started here."""
         return (self.path / ABOUT).exists()
 
     @property
@@ -41,7 +41,7 @@ class RunDirectory:
         return Checkpoints(self._inside(CHECKPOINTS), KEPT)
 
     def _inside(self, name: str) -> Path:
-        """A file or folder of the run, which may be no link to another place."""
+        """Return a file or folder of the run; refuse links to other places."""
         path = self.path / name
         if path.is_symlink():
             raise RunError(
@@ -50,7 +50,7 @@ class RunDirectory:
         return path
 
     def begin(self, about: Json) -> None:
-        """Write down what was chosen: the schema, the model, the versions."""
+        """Write run.json: the schema, the model and the versions."""
         self.path.mkdir(parents=True, exist_ok=True)
         self.write(ABOUT, {"format": FORMAT, "began": datetime.now(UTC).isoformat(timespec="seconds"), **about})
 
@@ -102,7 +102,7 @@ class RunDirectory:
         write_whole(self._inside(name), [json.dumps(content, indent=1, allow_nan=False).encode() + b"\n"])
 
     def open_rejected(self, size: int, name: str = REJECTED) -> tuple[int, int]:
-        """Return the file of rejected rows, cut to its size at the checkpoint, and its size, should it be shorter."""
+        """Return the file of rejected rows, truncated to its size at the checkpoint, and its actual size if smaller."""
         flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
         file = os.open(self._inside(name), flags, 0o644)
         about = os.fstat(file)

@@ -1,6 +1,6 @@
-"""Figures that people look for beside the scores: mean absolute error, R², the confusion matrix, the area under ROC.
+"""Figures that people expect besides the scores: mean absolute error, R², the confusion matrix, AUC.
 
-All sums are taken in the order of the batches, so that they do not depend on where a run was cut.
+All sums are taken batch by batch, so they do not depend on where a run was cut.
 """
 
 from typing import NamedTuple, Self
@@ -69,7 +69,7 @@ class Figures(NamedTuple):
 
 
 def area_under_roc(ranks: np.ndarray) -> float | None:
-    """Return how often a row of the second class has the higher probability; rows of one bin count half."""
+    """Return how often a row of the second class has the higher probability; ties within a bin count half."""
     negative, positive = ranks
     pairs = negative.sum() * positive.sum()
     below = np.cumsum(negative) - negative / 2

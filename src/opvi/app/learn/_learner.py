@@ -48,9 +48,9 @@ class Learner:
         run: its folder.
         kept: the folder's checkpoints, locked.
         schema: what the columns mean.
-        settings: of the model.
+        settings: the model's settings.
         strict: stop at the first row that breaks the schema.
-        save_every: seconds between checkpoints, at least.
+        save_every: the least number of seconds between checkpoints.
     """
 
     def __init__(
@@ -86,7 +86,7 @@ class Learner:
     # --- checkpoints --------------------------------------------------------------------------
 
     def save(self) -> None:
-        """Write a checkpoint of all that the run is, and the figures beside it."""
+        """Write a checkpoint of the whole run, and the figures beside it."""
         try:
             os.fsync(self._lines)
             if self.teller is not None:
@@ -160,7 +160,7 @@ class Learner:
 
     @property
     def waiting(self) -> tuple[np.ndarray, np.ndarray]:
-        """Rows and targets that wait for a full batch."""
+        """The rows and targets that wait for a full batch."""
         if self.engine.waiting is not None:
             return self.engine.waiting.data
         target = np.float32 if self.schema.task == "regression" else np.int32
@@ -174,12 +174,12 @@ class Learner:
     # --- learning -----------------------------------------------------------------------------
 
     def learn(self, source: RowSource, first: list[Block], stop: Stop, show: Show = lambda *_: None) -> None:
-        """Learn all rows of a source, then write a last checkpoint.
+        """Learn all rows of a source, then write a final checkpoint.
 
         Args:
-            source: opened where the last of the places is.
-            first: blocks that were read already.
-            stop: asked between batches.
+            source: opened at the last recorded position.
+            first: blocks that were already read.
+            stop: called between batches; returns whether to stop.
             show: called after every few batches.
         """
         with self.writing():
@@ -188,7 +188,7 @@ class Learner:
 
     @contextmanager
     def writing(self) -> Iterator[None]:
-        """Keep the file of rejected rows open, which learning and saving need."""
+        """Keep the file of rejected rows open while learning and saving."""
         self._lines, self._size = self.run.open_rejected(self._size)
         try:
             yield
@@ -236,7 +236,7 @@ class Learner:
             raise
 
     def _learn_held(self, stop: Stop) -> bool:
-        """Learn rows that a pipe gave before the run was stopped; return whether there were none."""
+        """Learn rows that a pipe delivered before the run was stopped; return whether there were none."""
         x, y = self.waiting
         if len(y) < BATCH:
             return True
@@ -255,15 +255,15 @@ class Learner:
         return False
 
     def _hold(self, x: np.ndarray, y: np.ndarray) -> None:
-        """Keep rows for later, in the checkpoint."""
+        """Keep rows for later in the checkpoint."""
         self.waiting = np.concatenate([self.waiting[0], x]), np.concatenate([self.waiting[1], y])
 
     def take(self, block: Block, learn: bool = True) -> None:
-        """Learn or hold the rows of a block and set the bad ones aside; or raise an error, and nothing has changed."""
+        """Learn or hold the rows of a block and set bad ones aside; if this raises, nothing has changed."""
         self.absorb(*met(self.schema, block), learn=learn)
 
     def absorb(self, schema: Schema, encoded: Encoded, learn: bool = True) -> None:
-        """Do the same with rows that are numbers already; `schema` has the classes that they brought."""
+        """Do the same with rows that are already encoded; `schema` includes their new classes."""
         written = self._set_aside(encoded.rejected, self.places[-1].name)
         if encoded.y is not None:
             if self.teller is not None:
@@ -284,7 +284,7 @@ class Learner:
         counted(self.words, encoded.words)
 
     def _feed(self, x: np.ndarray, y: np.ndarray) -> None:
-        """Learn rows; those beyond full batches wait for more. Before a batch with too many classes the model grows."""
+        """Learn rows; those that do not fill a batch wait. The model grows before a batch with too many classes."""
         before = self.engine.state, self.engine.waiting, self.scores, self.figures, self.columns, self.engine, self.room
         try:
             while self.schema.task == "classification" and len(late := np.flatnonzero(y >= self.room)):
@@ -302,7 +302,7 @@ class Learner:
             raise
 
     def _widen(self, room: int) -> None:
-        """Give the model more classes; what was learnt stays learnt."""
+        """Give the model more classes, keeping what was learnt."""
         try:
             engine = self._engine(model(self.schema, self.settings, room))
         except ValueError as error:
@@ -326,7 +326,7 @@ class Learner:
                 self.teller.add(fed)
 
     def _set_aside(self, bad: list[Rejected], name: str) -> int:
-        """Write rejected rows after the last that count; return the bytes written."""
+        """Append rejected rows after the last valid ones; return the number of bytes written."""
         if bad and self.strict:
             raise RunError(
                 f"row {bad[0].row:,} of {name} was rejected: {bad[0].reason}. It was not learnt, and --strict stops "
@@ -347,7 +347,7 @@ class Learner:
 
     @property
     def rows(self) -> int:
-        """Learnt so far."""
+        """The number of rows learnt so far."""
         return int(self.engine.state.rows)
 
     def summary(self) -> scoring.Summary:
@@ -355,7 +355,7 @@ class Learner:
         return scoring.summary(self.scores, self.schema.task)
 
     def metrics(self) -> Json:
-        """Return the same as plain values, for a file."""
+        """Return the figures as plain values, for a file."""
         told = self.summary()
         name = "rmse" if self.schema.task == "regression" else "error_rate"
 
@@ -381,11 +381,11 @@ class Learner:
 
 
 def _between(before: float, after: float | None, part: float) -> float | None:
-    """The share of the source after a part of a block."""
+    """Return the share of the source read after part of a block."""
     return None if after is None else before + part * max(0.0, after - before)
 
 
 def _kind(reason: str) -> str:
-    """The reason without the value, so that like ones are counted together; the column's name stays."""
+    """Return the reason without the value, so that similar ones are counted together; the column's name stays."""
     column, mark, rest = reason.partition("': ")
     return column + mark + VALUE.sub("…", rest) if mark else VALUE.sub("…", reason)

@@ -1,4 +1,4 @@
-"""The model behind a run: the recommended regressor or classifier, by settings that a run's folder keeps."""
+"""The model of a run: the recommended regressor or classifier, with settings stored in the run's folder."""
 
 import json
 import re
@@ -37,12 +37,12 @@ class Settings(NamedTuple):
 
 
 def model(schema: Schema, settings: Settings, room: int | None = None) -> Sampler:
-    """Return the sampler for a schema: it sounds an alarm when the data change, and keeps a sample of the rows.
+    """Return the sampler for a schema; it raises an alarm when the data change and keeps a sample of the rows.
 
     Args:
         schema: what the columns mean.
-        settings: of the model.
-        room: how many classes the model has; those of the schema if not given.
+        settings: the model's settings.
+        room: how many classes the model has room for; those of the schema if omitted.
     """
     columns, particles, half_life = len(schema.features), settings.particles, settings.half_life
     made: Sampler
@@ -88,7 +88,7 @@ def model(schema: Schema, settings: Settings, room: int | None = None) -> Sample
 
 
 def free_memory() -> int | None:
-    """Return the bytes of memory that are free, of the machine or of the container; None where nobody says."""
+    """Return the free memory of the machine or container in bytes; None if unknown."""
     found = []
     for path, pattern in (("/proc/meminfo", r"MemAvailable:\s+(\d+) kB"), ("/sys/fs/cgroup/memory.max", r"(\d+)")):
         try:
@@ -108,7 +108,7 @@ def widths(schema: Schema, settings: Settings) -> tuple[int, ...]:
 
 
 def describes(text: object, schema: Schema, settings: Settings) -> bool:
-    """Whether a checkpoint's description is of this schema and these settings; an older opvi had fewer of them."""
+    """Return whether a checkpoint's description matches this schema and these settings; older versions had fewer."""
     try:
         columns, chosen = json.loads(str(text))
         before = Settings(**{**OLDER, **chosen})
@@ -119,7 +119,7 @@ def describes(text: object, schema: Schema, settings: Settings) -> bool:
 
 
 def described(schema: Schema, settings: Settings) -> str:
-    """Return columns and model as a string, which every checkpoint carries: it belongs to these and to no others."""
+    """Return columns and model as a string, stored in every checkpoint to tie it to them."""
     return json.dumps([schema.to_json(), settings._asdict()], sort_keys=True)
 
 
@@ -134,7 +134,7 @@ def about_model(run: RunDirectory, about: Json) -> tuple[Schema, Settings]:
 
 
 def later(schema: Schema, tree: Json) -> tuple[Schema, int]:
-    """Return the schema with the classes that a checkpoint knows, and how many the model has."""
+    """Return the schema with the classes stored in a checkpoint, and how many the model has room for."""
     classes, room = tree.get("classes", schema.classes), tree.get("room", max(2, len(schema.classes)))
     if list(classes[: len(schema.classes)]) != list(schema.classes) or not isinstance(room, int) or room > 1 << 16:
         raise TypeError("the classes that the run began with")
@@ -142,7 +142,7 @@ def later(schema: Schema, tree: Json) -> tuple[Schema, int]:
 
 
 def check_columns(schema: Schema, block: Block, name: str) -> None:
-    """Refuse a source that lacks a column; in JSON lines a key that is not there is a missing value."""
+    """Refuse a source that lacks a column; in JSON lines an absent key is a missing value."""
     absent = schema.absent([*block.columns, *block.nested])
     if absent and not block.open:
         more = f" nor {len(absent) - 1} others" if len(absent) > 1 else ""

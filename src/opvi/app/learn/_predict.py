@@ -34,7 +34,7 @@ class Learnt(NamedTuple):
 
 
 def learnt(run: RunDirectory) -> Learnt:
-    """Read a run; nothing in its folder is changed."""
+    """Read a run without changing anything in its folder."""
     about = run.about()
     schema, settings = about_model(run, about)
     kept = run.checkpoints
@@ -74,12 +74,12 @@ def predict(
 ) -> Iterator[tuple[Columns, list[Rejected]]]:
     """Yield columns of predictions, block by block, one row for every row of the source.
 
-    Rows that break the schema have gaps for predictions and are handed on beside them.
+    Rows that break the schema have gaps for predictions and are returned alongside them.
 
     Args:
         known: a run.
-        source: rows without a target, or with one that is not looked at.
-        quantiles: of a regression's predictive.
+        source: rows without a target, or with one that is ignored.
+        quantiles: the levels to return for a regression.
     """
     if known.schema.task == "regression" and not all(0 < q < 1 for q in quantiles):
         raise TableError(f"the quantiles are {list(quantiles)}, but each must lie strictly between 0 and 1.")
@@ -103,7 +103,7 @@ def predict(
 
 
 def predicted(engine: Engine, schema: Schema, x: np.ndarray, levels: tuple[float, ...]) -> dict[str, np.ndarray]:
-    """Predictions for encoded rows, by the names of their columns."""
+    """Return predictions for encoded rows, by column name."""
     asked = x if len(x) else np.zeros((1, x.shape[1]), x.dtype)  # without rows there is no question
     if schema.task == "regression":
         names = ["mean", "sd", *(f"q{q:g}" for q in levels)]
@@ -126,12 +126,12 @@ def _numbers(predictive: Predictive, levels: tuple[float, ...]) -> Array:
 
 
 def _positive_numbers(predictive: Predictive, levels: tuple[float, ...]) -> Array:
-    """The same of a target whose logarithm was learnt."""
+    """Return the same for a target whose logarithm was learnt."""
     quantiles = jnp.exp(predictive.quantile(levels)) if levels else ()
     return jnp.stack([*positive_moments(predictive), *quantiles], 1)
 
 
 def _count_numbers(predictive: Predictive, levels: tuple[float, ...]) -> Array:
-    """The same of a count; its quantiles are whole numbers."""
+    """Return the same for a count, whose quantiles are whole numbers."""
     quantiles = count_quantiles(predictive, levels) if levels else ()
     return jnp.stack([*count_moments(predictive), *quantiles], 1)

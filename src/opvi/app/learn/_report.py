@@ -15,7 +15,7 @@ from opvi.tracking import kept_rows
 
 
 def versions() -> dict[str, str]:
-    """Return the versions of everything that has a say in the numbers."""
+    """Return the versions of everything that affects the numbers."""
     names = ("opvi", "jax", "jaxlib", "numpy", "optax", "pyarrow")
     return {"python": platform.python_version(), **{name: version(name) for name in names}}
 
@@ -62,7 +62,7 @@ def _moment(text: object) -> datetime | None:
 
 
 def contents(known: Learnt, title: str, command: str) -> Contents:
-    """Return all that the page shows; effects and projections are computed here."""
+    """Return everything the page shows; effects and projections are computed here."""
     schema, tree = known.schema, known.tree
     summary = scoring.summary(tree["scores"], schema.task)
     state, classes = tree["state"], list(schema.classes)
@@ -103,7 +103,7 @@ def contents(known: Learnt, title: str, command: str) -> Contents:
 
 
 def _located(effect: Effect, along: float, up: float) -> Effect:
-    """An effect where the column and the target lie; the model knows them shifted."""
+    """Return an effect shifted back to the column's and the target's own units."""
     if along:
         values = [float(v) + along for v in effect.values]
         names = [f"{v:.12g}" for v in values]  # of two values

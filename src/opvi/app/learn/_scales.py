@@ -1,4 +1,4 @@
-"""Targets that are positive, or counts: learnt on another scale, and told on their own."""
+"""Positive targets and counts: learnt on another scale, reported on their own."""
 
 from dataclasses import dataclass
 from typing import cast
@@ -20,7 +20,7 @@ def positive_moments(predictive: Predictive) -> tuple[Array, Array]:
 
     $$E[Y] = \sum_i w_i\, e^{m_i + v_i/2}, \qquad E[Y^2] = \sum_i w_i\, e^{2 m_i + 2 v_i}$$
 
-    with the means and variances of the components, taken as normal ones: the exponential of a Student-t has no mean.
+    with the means and variances of the components, taken as normal: the exponential of a Student-t has no mean.
     """
     head = predictive.components
     assert isinstance(head, Normal | StudentT)
@@ -32,14 +32,14 @@ def positive_moments(predictive: Predictive) -> tuple[Array, Array]:
 
 @dataclass(frozen=True)
 class Rescaled(Wrapper):
-    """A sampler of targets on another scale, whose Info says what was predicted for the targets themselves."""
+    """A sampler of targets on another scale, whose Info reports predictions for the targets themselves."""
 
     def beginning(self, inner: State) -> tuple[()]:
-        """Return nothing: no state is needed."""
+        """Return None: no state is needed."""
         return ()
 
     def told(self, said: Predictive, z: Array, predicted: Predicted) -> Predicted:
-        """Return what was predicted for targets z, in their own units, from what was said on the other scale."""
+        """Return the predictions for targets z in their own units, from those on the other scale."""
         raise NotImplementedError
 
     @compiled
@@ -70,7 +70,7 @@ def log_probability(predictive: Predictive, k: Array) -> Array:
 
     $$P(Y = k) = F(g(k + 1/2)) - F(g(k - 1/2)), \qquad g(-1/2) = -\infty$$
 
-    with the distribution function F of Z: the counts share the whole line among them, so these add up to 1. Where the
+    with the distribution function F of Z: the counts divide the whole line among them, so these add up to 1. Where the
     difference is lost in rounding, it is the density in the middle times the width.
     """
     upper, lower = _scaled(k + 0.5), _scaled(jnp.maximum(k - 0.5, 0))

@@ -1,6 +1,6 @@
 """How well every batch was predicted before it was learnt, added up on the host.
 
-All sums are taken in the order of the batches, so that they do not depend on where a run was cut.
+All sums are taken batch by batch, so they do not depend on where a run was cut.
 """
 
 from typing import NamedTuple
@@ -47,7 +47,7 @@ def score(task: str, predicted: Predicted, y: np.ndarray, there: np.ndarray) -> 
 
 
 def _into(share: np.ndarray, weight: np.ndarray, bins: int) -> np.ndarray:
-    """Weights `[k, B]` summed up by the bin of [0, 1] that a share falls into, `[k, bins]`."""
+    """Sum weights `[k, B]` by the bin of [0, 1] that each share falls into: `[k, bins]`."""
     place = np.clip((np.nan_to_num(share) * bins).astype(int), 0, bins - 1) + bins * np.arange(len(share))[:, None]
     return np.bincount(place.ravel(), weight.ravel(), bins * len(share)).reshape(-1, bins)
 
@@ -70,7 +70,7 @@ class Scores(NamedTuple):
 
 
 def start(task: str, classes: int) -> Scores:
-    """Nothing scored."""
+    """Return the sums before any row."""
     zero = np.zeros((), np.int64)
     bins = PIT_BINS if task == "regression" else CONFIDENCE_BINS
     return Scores(
@@ -90,7 +90,7 @@ def start(task: str, classes: int) -> Scores:
 
 
 def counted(fed: Fed) -> np.ndarray:
-    """Return which rows were predicted; before the first batch there is nothing to predict with."""
+    """Return which rows were predicted; the first batch cannot be."""
     first = (fed.info.rows == (fed.weight > 0).sum(1))[:, None]
     return np.isfinite(fed.info.predicted.log_density) & (fed.weight > 0) & ~first
 
@@ -128,7 +128,7 @@ def add(scores: Scores, task: str, fed: Fed) -> Scores:
 
 
 def added(total: np.ndarray, parts: np.ndarray) -> np.ndarray:
-    """One after the other, not in pairs: the result is the same however they are cut."""
+    """Add batches one after the other, so that the result does not depend on how they are cut."""
     return np.add.accumulate(np.concatenate([total[None], parts]), 0)[-1]
 
 
@@ -170,7 +170,7 @@ class Summary(NamedTuple):
 
 
 def summary(scores: Scores, task: str) -> Summary:
-    """Means of the sums."""
+    """Return the figures from the sums."""
     used = int(-(-scores.batches // scores.width))
     sums, ends = list(scores.curve[:used]), list(scores.ends[:used])
     if used > 1 and sums[-1][0] < sums[-2][0] / 5:  # a few rows at the end are no stretch of their own

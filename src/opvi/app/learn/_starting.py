@@ -54,7 +54,7 @@ class Asked(NamedTuple):
 
 
 class Ready(NamedTuple):
-    """Everything that `Learner.learn` needs, and what to say to the user first."""
+    """Everything that `Learner.learn` needs, and what to tell the user first."""
 
     learner: Learner
     source: Source | MessageSource
@@ -64,7 +64,7 @@ class Ready(NamedTuple):
 
 @contextmanager
 def alone(run: RunDirectory, asked: Asked, stop: Stop) -> Iterator[Ready]:
-    """A run of this process, locked against others; its source is closed at the end."""
+    """Lock a run against other processes; its source is closed at the end of the block."""
     with run.checkpoints as kept:
         made = ready(run, kept, asked, stop)
         with made.source:
@@ -72,7 +72,7 @@ def alone(run: RunDirectory, asked: Asked, stop: Stop) -> Iterator[Ready]:
 
 
 def ready(run: RunDirectory, kept: Checkpoints, asked: Asked, stop: Stop) -> Ready:
-    """Return a run that may begin, or resume from its last good checkpoint."""
+    """Return a run that is ready to begin, or to resume from its last good checkpoint."""
     if run.exists and kept.begun and not asked.resume:
         raise RunError(f"{run.path} holds a run already. Resume it: `--resume`. Or choose another folder: `--run DIR`.")
     if run.exists and asked.resume:
@@ -175,7 +175,7 @@ def _plain(value: Any) -> Any:
 
 
 def _source(learner: Learner, asked: Asked, about: Json, stop: Stop) -> tuple[Source | MessageSource, str]:
-    """The source at the row where learning resumes."""
+    """Open the source at the row where learning resumes."""
     last = learner.places[-1] if learner.places and learner.places[-1].name != SERVED else None
     path = asked.source or (last.name if last else about.get("source"))
     if path in (None, PIPE, "standard input"):
@@ -224,7 +224,7 @@ def _source(learner: Learner, asked: Asked, about: Json, stop: Stop) -> tuple[So
 
 
 def _stream(learner: Learner, url: str) -> tuple[MessageSource, str]:
-    """A broker or a database behind the last message that was learnt."""
+    """Open a broker or a database after the last message that was learnt."""
     known = next((place for place in reversed(learner.places) if place.name == named(url)), None)
     if known is None:
         source = open_stream(url)
@@ -244,7 +244,7 @@ def _learner(run: RunDirectory, kept: Checkpoints, schema: Schema, settings: Set
 
 
 def _some(source: RowSource, rows: int, stop: Stop) -> list[Block]:
-    """Blocks with the first rows; fewer where most are malformed."""
+    """Read blocks with the first rows; fewer if most are malformed."""
     blocks, count, read = [], 0, 0
     for block in blocks_of(source, stop):
         blocks.append(block)

@@ -1,4 +1,4 @@
-"""Signals: a run ends at the next good moment, and at once while it waits for rows."""
+"""Signals: a run ends at the next safe point, and at once while it waits for rows."""
 
 import signal
 from collections.abc import Iterator
@@ -13,14 +13,14 @@ class Stopped(KeyboardInterrupt):
 
 
 class Stop:
-    """A signal handler: the run ends at the next good moment, and at once while it waits for rows."""
+    """A signal handler: the run ends at the next safe point, and at once while it waits for rows."""
 
     def __init__(self) -> None:
         self.asked: str | None = None
         self.reading = False
 
     def __call__(self, number: int, frame: FrameType | None) -> None:
-        """Take a signal."""
+        """Handle a signal."""
         if self.asked:  # a second time: do not even save
             raise KeyboardInterrupt
         self.asked = signal.Signals(number).name
@@ -29,7 +29,7 @@ class Stop:
 
     @contextmanager
     def waiting(self) -> Iterator[None]:
-        """In this block nothing is learnt: a signal ends it at once."""
+        """Within this block nothing is learnt, and a signal ends it at once."""
         self.reading = True
         try:
             self.check()

@@ -1,4 +1,4 @@
-"""What was predicted for each row before it was learnt, written to a file or published, once for every row."""
+"""Predictions made before learning, written to a file or published exactly once per row."""
 
 import csv
 import io
@@ -44,7 +44,7 @@ class Sink(Protocol):
 
 
 def told(schema: Schema, fed: Fed, ids: list[str]) -> list[Json]:
-    """Return what was predicted for the rows of batches: plain values, None where nothing was known yet."""
+    """Return what was predicted for the rows of batches as plain values; None where nothing was known yet."""
     there, known = fed.weight > 0, counted(fed)
     said, y = fed.info.predicted, np.asarray(fed.data[1])[there]
     columns: dict[str, list[Any]] = {"id": ids, "log_density": np.asarray(said.log_density, float)[there].tolist()}
@@ -74,11 +74,11 @@ def told(schema: Schema, fed: Fed, ids: list[str]) -> list[Json]:
 
 
 class Teller:
-    """Keeps the ids of rows until they are predicted, and writes what was predicted; once for every row.
+    """Keeps the ids of rows until they are predicted, and writes each prediction once.
 
     Args:
         sink: where predictions go.
-        saved: what the checkpoint says of it.
+        saved: what the checkpoint says about it.
         waiting: rows that wait for a full batch.
     """
 
@@ -90,25 +90,25 @@ class Teller:
         self._fed: list[tuple[Fed, list[str]]] = []
 
     def expect(self, rows: np.ndarray) -> None:
-        """Take note of rows that are learnt next, by their numbers in the source."""
+        """Record the source numbers of the rows to be learnt next."""
         names = getattr(self.source, "ids", None)
         self._ids += names(rows.tolist()) if names else [str(row) for row in rows.tolist()]
 
     def add(self, fed: Fed) -> None:
-        """Take note of what was predicted for the next rows."""
+        """Record what was predicted for the next rows."""
         count = int((fed.weight > 0).sum())
         self._fed.append((fed, self._ids[:count]))
         self._ids = self._ids[count:]
 
     def flush(self, schema: Schema) -> None:
-        """Write it; `schema` has the classes of the rows."""
+        """Write what was recorded; `schema` has the classes of the rows."""
         rows = [row for fed, ids in self._fed for row in told(schema, fed, ids)]
         self._fed, self._before = [], list(self._ids)
         if rows:
             self.sink.write(rows)
 
     def forget(self) -> None:
-        """Take back what was noted since the last time that it was written: it was not learnt."""
+        """Discard what was recorded since the last write, because it was not learnt."""
         self._ids, self._fed = list(self._before), []
 
     def tree(self) -> Json:
@@ -118,7 +118,7 @@ class Teller:
 
 
 class File:
-    """Predictions in a file, as CSV or JSON lines; what was written after the checkpoint is cut off and written again.
+    """Predictions in a file, as CSV or JSON lines; lines written after the checkpoint are removed and written again.
 
     Args:
         path: the file.
@@ -165,7 +165,7 @@ class File:
         self.position += done
 
     def settle(self) -> None:
-        """Bring it to the disk."""
+        """Flush it to disk."""
         os.fsync(self._file)
 
     def close(self) -> None:
@@ -179,7 +179,7 @@ def open_sink(where: str, schema: Schema, saved: Json) -> Sink:
     Args:
         where: the file, or `nats://HOST/SUBJECT`.
         schema: what is predicted.
-        saved: what the checkpoint says of it: its name and position.
+        saved: its name and position in the checkpoint.
     """
     if is_stream(where):
         from opvi.adapters._streams import open_publisher
@@ -193,7 +193,7 @@ def open_sink(where: str, schema: Schema, saved: Json) -> Sink:
 
 @contextmanager
 def telling(learner: "Learner", where: str) -> Iterator[None]:
-    """In this block a learner writes its predictions to a file or a subject."""
+    """Within this block a learner writes its predictions to a file or a subject."""
     sink = open_sink(where, learner.schema, learner.told)
     learner.teller = Teller(sink, learner.told, len(learner.waiting[1]))
     try:

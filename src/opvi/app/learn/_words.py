@@ -1,4 +1,4 @@
-"""Which strings stand behind the inputs of a hashed column: the most frequent ones of each place."""
+"""Which strings the inputs of a hashed column stand for: the most frequent ones of each input."""
 
 from opvi.adapters._tables import Schema, hashed_place
 
@@ -11,11 +11,11 @@ Words = dict[str, dict[str, dict[str, int]]]  # by column, by place, such as `7+
 
 
 def counted(words: Words, met: dict[str, list[str]]) -> None:
-    """Count the strings of some rows, in their order, in bounded memory.
+    """Count the strings of some rows, in order, in bounded memory.
 
-    Where a place has as many strings as are counted, a new one takes over the count of the rarest (Space-Saving;
-    Metwally et al. 2005): every string with more than an eighth of a place's rows is there, and the counts add up to
-    all of them.
+    Once an input has as many strings as are counted, a new one takes over the count of the rarest (Space-Saving;
+    Metwally et al. 2005): every string with more than an eighth of an input's rows is there, and the counts add up to
+    the number of rows.
     """
     for column, texts in met.items():
         places = words.setdefault(column, {})
@@ -35,7 +35,7 @@ def copied(words: Words) -> Words:
 
 
 def named(words: Words) -> dict[str, dict[str, str]]:
-    """Return what each place of each column is called: its most frequent strings."""
+    """Return the name of each input of each hashed column: its most frequent strings."""
     return {column: {place: _told(here) for place, here in places.items()} for column, places in words.items()}
 
 
@@ -51,7 +51,7 @@ def _told(here: dict[str, int]) -> str:
 
 
 def shown(schema: Schema, words: Words) -> list[str]:
-    """Return the names of the inputs, those of hashed columns with the strings that they stand for."""
+    """Return the names of the inputs; those of hashed columns with the strings they stand for."""
     called, out = named(words), list(schema.features)
     for index, (name, origin) in enumerate(zip(schema.features, schema.origin, strict=True)):
         place = name.removeprefix(f"{origin}: hash ")

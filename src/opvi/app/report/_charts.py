@@ -2,7 +2,7 @@
 
 By hand, because matplotlib was measured and is worse here. All 13 charts of a regression's report: 0.01 s of processor
 time and 49 kB, against 0.4 to 0.8 s and 140 kB from matplotlib's SVG backend, whose import takes another 0.4 s. The
-live page is drawn anew every 3 seconds, in the learner's own process. Colours and sizes of text come from the page's
+live page is redrawn every 3 seconds, in the learner's own process. Colours and sizes of text come from the page's
 style sheet, so dark mode, paper and phones need no second drawing, and every mark shows its value under the pointer;
 matplotlib writes both into each shape, and needs its output rewritten for either.
 """
@@ -57,7 +57,7 @@ def words(x: float, y: float, text: str, class_: str, anchor: str = "middle", tu
 
 
 def mark(index: int, x: float, y: float, size: float, tip: str) -> Shape:
-    """Return a mark whose form as well as its colour says which group it belongs to."""
+    """Return a mark whose shape and colour show which group it belongs to."""
     class_ = f"mark {SERIES[index % len(SERIES)]}"
     if index % 4 == 0:
         return circle(x, y, size, class_, tip)
@@ -73,7 +73,7 @@ def sample(class_: str) -> Shape:
 
 
 def spanned(*values: Numbers, margin: float = 0.06, least: float = -math.inf, most: float = math.inf) -> Range:
-    """Return a range that holds every finite value, with some air around it, inside the limits."""
+    """Return a range that holds every finite value, with a margin, inside the limits."""
     known = np.concatenate([np.ravel(np.asarray(v, float)) for v in values])
     known = known[np.isfinite(known)]
     if not len(known):
@@ -88,7 +88,7 @@ def spanned(*values: Numbers, margin: float = 0.06, least: float = -math.inf, mo
 
 
 def without_spikes(values: Numbers, *also: float) -> tuple[list[float], float]:
-    """Return the values that set the scale, and the largest one left off: a few spikes must not flatten the rest."""
+    """Return the values that set the scale, and the largest value left out: a few spikes must not flatten the rest."""
     known = np.asarray(values, float)
     known = known[np.isfinite(known)]
     if len(known) < 10:
@@ -118,7 +118,7 @@ def decades(low: float, high: float) -> list[float]:
 
 
 def compact(value: float) -> str:
-    """Return a round number in few letters: 20k, 5M."""
+    """Return a round number in short form: 20k, 5M."""
     for unit, letter in UNITS:
         if value >= unit:
             return f"{value / unit:g}{letter}"
@@ -126,7 +126,7 @@ def compact(value: float) -> str:
 
 
 def tick_labels(values: Sequence[float], shares: bool = False) -> list[str]:
-    """Return the labels of an axis, all with the same number of places; shares in percent."""
+    """Return the labels of an axis, all with the same number of decimals; shares in percent."""
     if shares:
         return [f"{label} %" for label in tick_labels([100 * v for v in values])]
     if not values:
@@ -152,12 +152,12 @@ class Chart:
     Args:
         title: its name.
         says: what it shows, in words.
-        x_range: across.
-        y_range: upwards.
-        size: width and height, with axes.
+        x_range: the range of the x axis.
+        y_range: the range of the y axis.
+        size: width and height, axes included.
         shares: the y axis is labelled in percent.
         log_x: the x axis is logarithmic.
-        left: of the plotting area; None leaves room for the labels of the y axis and its name.
+        left: the left margin; None leaves room for the y axis's labels and name.
         top, right, bottom: margins.
     """
 
@@ -187,7 +187,7 @@ class Chart:
 
     @property
     def box(self) -> tuple[float, float, float, float]:
-        """What the shapes inside are cut to: x, y, width, height."""
+        """The clipping rectangle: x, y, width, height."""
         x, y = self.left - ROOM, self.top - ROOM
         return round(x, 1), round(y, 1), round(self.right + ROOM - x, 1), round(self.floor + ROOM - y, 1)
 
@@ -199,13 +199,13 @@ class Chart:
         return self.left + (value - low) / (high - low) * (self.right - self.left)
 
     def y(self, value: float) -> float:
-        """Return the place of a value, downwards. Far beyond the edges it stops: huge numbers upset renderers."""
+        """Return the vertical position of a value, bounded because huge numbers break renderers."""
         low, high = self.y_range
         place = self.floor - (value - low) / (high - low) * (self.floor - self.top)
         return min(max(place, -20 * self.height), 20 * self.height)
 
     def one_scale(self) -> None:
-        """Draw out the closer axis, so that distances across and upwards can be compared."""
+        """Stretch the shorter axis, so that horizontal and vertical distances can be compared."""
         (x0, x1), (y0, y1) = self.x_range, self.y_range
         across, up = self.right - self.left, self.floor - self.top
         unit = max((x1 - x0) / across, (y1 - y0) / up)
@@ -258,7 +258,7 @@ class Chart:
         return ticks(*self.y_range, count=4 if self.height < 220 else 5)
 
     def _x_ticks(self, count: int, shares: bool) -> list[float]:
-        """As many ticks as have room beside each other for their labels."""
+        """Return as many ticks as there is room for labels."""
         if self.log_x:
             return decades(*self.x_range)
         made = ticks(*self.x_range, count)
@@ -269,7 +269,7 @@ class Chart:
         return made
 
     def axes(self, across: str, up: str, *, x_shares: bool = False, x_ticks: int = 5, whole: bool = False) -> None:
-        """Draw the grid, tick labels and names of both axes; `whole`: only whole numbers across."""
+        """Draw the grid, tick labels and names of both axes; `whole` allows only whole numbers on the x axis."""
         at_y = self._y_ticks()
         for value, label in zip(at_y, tick_labels(at_y, self.shares), strict=True):
             y = self.y(value)
@@ -290,7 +290,7 @@ class Chart:
 
 
 class Figure(NamedTuple):
-    """A chart under its heading and over its caption."""
+    """A chart with its heading and caption."""
 
     heading: str
     chart: Chart
@@ -311,7 +311,7 @@ def intervals(
     shares: bool = False,
     zero: bool = False,
 ) -> Chart:
-    """Return means with intervals: a row per name, and in it one for each series."""
+    """Return means with intervals: one row per name, one interval per series."""
     pitch, top, bottom = 20.0, 8.0, 38.0
     left = min(0.36 * width, 14 + 7.2 * max((len(name) for name in names), default=0))
     size = width, top + bottom + pitch * len(names)

@@ -1,4 +1,4 @@
-"""What a report shows: plain numbers and words, taken from a run by whoever has one."""
+"""What a report shows: plain numbers and strings, taken from a run."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -34,7 +34,7 @@ class Histogram(NamedTuple):
 
 
 class Effect(NamedTuple):
-    """How the prediction changes with one column alone, the others as they are in a sample of rows."""
+    """How the prediction changes with one column alone, the others kept as in a sample of rows."""
 
     feature: str
     kind: Literal["number", "text"]
@@ -69,7 +69,7 @@ class Projection(NamedTuple):
 
 
 class ColumnTold(NamedTuple):
-    """What became of a column of the source."""
+    """Statistics of a column of the source."""
 
     name: str
     kind: str
@@ -79,7 +79,7 @@ class ColumnTold(NamedTuple):
 
 
 class Contents(NamedTuple):
-    """All that a page says about a run."""
+    """Everything a page says about a run."""
 
     title: str
     task: Literal["regression", "classification"]
@@ -105,14 +105,14 @@ class Contents(NamedTuple):
 
 
 def calibration_error(bins: Histogram) -> float:
-    """The mean distance between confidence and accuracy, over all rows (ECE)."""
+    """Return the mean distance between confidence and accuracy, over all rows (ECE)."""
     counts = np.asarray(bins.counts, float)
     gap = np.abs(np.asarray(bins.confidence, float) - np.asarray(bins.accuracy, float))
     return float((counts * np.nan_to_num(gap)).sum() / counts.sum()) if counts.sum() > 0 else np.nan
 
 
 def interval_coverage(bins: Histogram) -> tuple[list[float], list[float]]:
-    """What central intervals promise (90 %, 80 %, …), and the share of rows they held: sums of middle bins."""
+    """Return the levels of central intervals (90 %, 80 %, …) and the share of rows inside each."""
     counts = np.asarray(bins.counts, float)
     total, half = counts.sum(), len(counts) // 2
     cuts = range(half - 1, 0, -1)
@@ -121,7 +121,7 @@ def interval_coverage(bins: Histogram) -> tuple[list[float], list[float]]:
 
 
 def so_far(curve: Sequence[Stretch], *, squared: bool) -> tuple[np.ndarray, np.ndarray]:
-    """Error and loss over all rows up to the end of each stretch; errors are root mean squares if `squared`."""
+    """Return error and loss over all rows up to the end of each stretch; root mean squared errors if `squared`."""
     counts = np.array([s.count for s in curve], float)
     power = 2 if squared else 1
 
@@ -136,7 +136,7 @@ def so_far(curve: Sequence[Stretch], *, squared: bool) -> tuple[np.ndarray, np.n
 
 
 def noise_limits(total: float, share: float) -> tuple[float, float]:
-    """Return the counts between which a bin that holds this share of all rows falls 19 times out of 20, by chance."""
+    """Return the range of counts into which a bin with this expected share falls 19 times out of 20 by chance."""
     from scipy.special import bdtrik  # only a page needs it, a run does not
 
     tail = (1 - NOISE) / 2

@@ -1,6 +1,6 @@
 """How a prediction changes with one column alone: averages over a sample of rows, with a band over the particles.
 
-For that, what every particle says about some rows.
+It needs the predictions of every particle for some rows.
 """
 
 from collections.abc import Mapping, Sequence
@@ -65,7 +65,7 @@ def effects(
     $$\bar f_j(v) = \frac1m \sum_{i=1}^m f(v, x_{i,-j})$$
 
     for values v between the column's 2 % and 98 % quantiles: the weighted mean over the particles, and the band that
-    holds 90 % of them, with the doubt that each has in its own prediction, where it states one.
+    holds 90 % of them, including each particle's own uncertainty where it has one.
 
     Args:
         sampler: `opvi.regressor(...)` or `opvi.classifier(...)`, watched or remembering, or any other.
@@ -74,7 +74,7 @@ def effects(
         features: names of the k columns, such as `weight`, `weight is missing`, `colour=red`, `date: hour sin`.
         origin: the source column of each.
         classes: labels, in the order of the probabilities; none for a regression.
-        texts: of a hashed source column, what its places are called: `7+` for 1 in the seventh, `7−` for -1.
+        texts: names for the inputs of hashed source columns: `7+` for 1 in the seventh, `7−` for -1.
     """
     x = np.asarray(x, np.float32)
     if x.ndim != 2 or not x.shape[1] == len(features) == len(origin):
@@ -105,7 +105,7 @@ def effects(
 def _pieces(
     x: np.ndarray, features: Sequence[str], origin: Sequence[str], texts: Mapping[str, Mapping[str, str]] = {}
 ) -> list[Piece]:
-    """The encoded columns, grouped: a number, the levels of a text, the parts of a date."""
+    """Group the encoded columns: a number, the levels of a string, the parts of a date."""
     sources: dict[str, list[int]] = {}
     for index, source in enumerate(origin):
         sources.setdefault(source, []).append(index)
@@ -157,7 +157,7 @@ def _number(x: np.ndarray, name: str, column: int, flags: list[int], alone: bool
 
 
 def _text(x: np.ndarray, name: str, columns: list[int], levels: list[str], flags: list[int]) -> Piece:
-    """Every level in turn, "anything else" and "missing" where rows have them; the most frequent ones."""
+    """Vary a string: its most frequent levels, and "anything else" and "missing" where rows have them."""
     on, absent = x[:, columns] > 0.5, _absent(x, flags)
     named = [*levels, "(anything else)", "(missing)"]
     counts = np.array([*on.sum(0), (~on.any(1) & ~absent).sum(), absent.sum()])
@@ -168,7 +168,7 @@ def _text(x: np.ndarray, name: str, columns: list[int], levels: list[str], flags
 
 
 def _hashed(x: np.ndarray, name: str, columns: list[int], flags: list[int], texts: Mapping[str, str]) -> Piece:
-    """A text of many values, by the places where they fall: each is called by its most frequent strings."""
+    """Vary a hashed string by its inputs, each named by its most frequent strings."""
     settings, counts = np.unique(x[:, columns + flags], axis=0, return_counts=True)
     named = []
     for setting in settings[:, : len(columns)]:
@@ -187,14 +187,14 @@ def _most_frequent(name: str, columns: list[int], settings: np.ndarray, named: l
 
 
 def _with_season(x: np.ndarray, days: Piece, season: list[int]) -> Piece:
-    """The days with the season that belongs to them: within two years they cannot be told apart."""
+    """Vary the days together with their season, because within two years the two cannot be separated."""
     nearest = np.abs(x[None, :, days.columns[0]] - days.settings[:, :1]).argmin(1)
     settings = np.concatenate([days.settings, x[nearest][:, season]], 1)
     return days._replace(columns=[*days.columns, *season], settings=settings)
 
 
 def _cycle(x: np.ndarray, source: str, name: str, pair: list[int], flags: list[int]) -> Piece:
-    """The sine and cosine of something that comes round again, such as the hour."""
+    """Vary the sine and cosine of something periodic, such as the hour."""
     period, called = CYCLES.get(name, (1, f"{name.removeprefix(': ')}, share of a turn"))
     turned = x[(x[:, pair] != 0).any(1)][:, pair]
     here = np.round(np.arctan2(turned[:, 0], turned[:, 1]) / (2 * np.pi) * period, 3) % period
@@ -214,12 +214,12 @@ def _cycle(x: np.ndarray, source: str, name: str, pair: list[int], flags: list[i
 
 
 def spread_out(x: np.ndarray, rows: int) -> np.ndarray:
-    """So many rows, evenly from first to last; repeated where there are fewer."""
+    """Return this many rows, evenly spaced from first to last; repeated if there are fewer."""
     return x[np.linspace(0, len(x) - 1, rows).round().astype(int)]
 
 
 def _varied(sample: np.ndarray, piece: Piece) -> np.ndarray:
-    """The sample once for each value, `[VALUES · ROWS, k]`; values that are not there repeat the first."""
+    """Return the sample once for each value, `[VALUES · ROWS, k]`; absent values repeat the first."""
     out = np.tile(sample, (VALUES, 1, 1))
     filled = np.concatenate([piece.settings, np.repeat(piece.settings[:1], VALUES - len(piece.settings), 0)])
     out[:, :, piece.columns] = filled[:, None]
@@ -227,7 +227,7 @@ def _varied(sample: np.ndarray, piece: Piece) -> np.ndarray:
 
 
 def _followed(pieces: list[Piece], x: np.ndarray, known: Said) -> list[Piece]:
-    """Those whose columns the predictions of the sample follow most closely."""
+    """Return the columns that the sample's predictions follow most closely."""
     z = spread_out(x, ROWS * VALUES).astype(float)
     f = (known.weights[..., None] * known.values).sum(0)
     z, f = z - z.mean(0), f - f.mean(0)
@@ -250,7 +250,7 @@ def innermost(sampler: Sampler, state: State) -> tuple[Sampler, Tree]:
 def confirmed(state: RegressorState) -> Array:
     """Return the multiple of the particles' own variances that predictions made before learning have confirmed.
 
-    Filters that forget can be far too modest about what the data do not show.
+    Filters that forget can be far too uncertain where the data say little.
     """
     scores = jax.nn.softmax(state.calibration.scores).reshape(len(DOF), len(NOISE), len(SPREAD), len(TILT))
     return scores.sum((0, 1, 3)) @ jnp.asarray(SPREAD, scores.dtype)
@@ -259,8 +259,8 @@ def confirmed(state: RegressorState) -> Array:
 def said(sampler: Sampler, state: State, x: np.ndarray) -> Said:
     """Return what the particles predict for the rows x `[B, k]`, B a multiple of 64.
 
-    A regressor predicts with the weighted mean of its networks; their own outputs are computed here. Of other
-    samplers the components of the predictive are the particles.
+    A regressor predicts with the weighted mean of its networks, whose outputs are computed here. For other
+    samplers the components of the predictive stand for the particles.
     """
     inner, own = innermost(sampler, state)
     out = _networks(inner, own, x) if isinstance(inner, Regressor) else _components(sampler, state, x)
@@ -269,7 +269,7 @@ def said(sampler: Sampler, state: State, x: np.ndarray) -> Said:
 
 @partial(jax.jit, static_argnums=0)
 def _networks(sampler: Regressor, state: RegressorState, x: Array) -> tuple[Array, Array, Array]:
-    r"""With $\bar J$ the mean Jacobian of a group's rows and C a particle's covariance, its doubt is
+    r"""With $\bar J$ the mean Jacobian of a group's rows and C a particle's covariance, its uncertainty is
     $\sqrt{s \bar J C \bar J^\top}$, with s from `confirmed`.
     """
     network, scale = sampler.network, state.scale
@@ -289,7 +289,7 @@ def _networks(sampler: Regressor, state: RegressorState, x: Array) -> tuple[Arra
 
 @partial(jax.jit, static_argnums=0)
 def _components(sampler: Sampler, state: State, x: Array) -> tuple[Array, Array, Array]:
-    """The doubts of a group's rows are taken as moving together."""
+    """Return the components; uncertainties within a group of rows are treated as fully correlated."""
     predictive = cast("Predictive", sampler.predict(state, x))
     head = predictive.components
     values = jnp.exp(head.log_probabilities()) if isinstance(head, Classes) else head.mean[..., None]
@@ -299,7 +299,7 @@ def _components(sampler: Sampler, state: State, x: Array) -> tuple[Array, Array,
 
 
 def _summary(known: Said, count: int) -> np.ndarray:
-    """Mean, low and high of the averages over the rows, `[3, values, outputs]`."""
+    """Return mean, low and high of the averages over the rows, `[3, values, outputs]`."""
 
     def over_rows(a: np.ndarray) -> np.ndarray:
         return a.reshape(len(a), VALUES, ROWS, *a.shape[2:]).mean(2)[:, :count]
@@ -315,7 +315,7 @@ def _summary(known: Said, count: int) -> np.ndarray:
 
 
 def _quantile(values: np.ndarray, weights: np.ndarray, level: float) -> np.ndarray:
-    """Of weighted values `[n, values, outputs]`, over n."""
+    """Return a quantile of weighted values `[n, values, outputs]`, over n."""
     order = np.argsort(values, 0)
     below = np.cumsum(np.take_along_axis(np.broadcast_to(weights[..., None], values.shape), order, 0), 0)
     place = (below < level).sum(0).clip(max=len(values) - 1)
@@ -323,7 +323,7 @@ def _quantile(values: np.ndarray, weights: np.ndarray, level: float) -> np.ndarr
 
 
 def _lines(done: list[np.ndarray], classes: int) -> list[int]:
-    """The outputs to show: the second of two classes; of more, those whose probability changes most."""
+    """Return the outputs to show: the second of two classes; of more, those whose probabilities change most."""
     if classes <= 2:
         return [max(classes - 1, 0)]
     if not done:

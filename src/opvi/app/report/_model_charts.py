@@ -29,7 +29,7 @@ def effects(contents: Contents) -> tuple[list[Figure], list[tuple[str, Shape]]]:
 
 
 def _scale(ordered: list[Effect], classes: bool) -> Range:
-    """One range for all charts: the means in full, the bands as far as they do not flatten the means."""
+    """Return one range for all charts: all means, and the bands unless they would flatten the means."""
     means = np.concatenate([np.ravel(np.asarray(e.mean, float)) for e in ordered])
     bands = np.concatenate([np.ravel(np.asarray(v, float)) for e in ordered for v in (e.low, e.high)])
     means, bands = means[np.isfinite(means)], bands[np.isfinite(bands)]
@@ -117,7 +117,7 @@ def _particles(projection: Projection) -> Figure:
 
 
 def _near(points: np.ndarray, weights: np.ndarray) -> np.ndarray:
-    """The particles to show: all but those without a say that lie so far off that the others would be one dot."""
+    """Return the particles to show: all but far outliers of negligible weight, which would hide the rest."""
     finite = np.isfinite(points).all(1)
     core = finite & (weights >= 0.2 / len(weights))
     if not core.any():

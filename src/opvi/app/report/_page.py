@@ -18,7 +18,7 @@ MOST_REASONS, MOST_ALARMS = 30, 50  # listed
 
 
 def _shown(value: object) -> object:
-    """What a template writes for a value: no None, and no character that would upset the page."""
+    """Return a value as a template writes it: never None, and without characters that would break the page."""
     return "" if value is None else clean(value) if type(value) is str else value
 
 
@@ -34,7 +34,7 @@ TEMPLATES.filters["counted"] = counted
 
 
 def _file(name: str) -> Markup:
-    """A file beside the templates, as it is."""
+    """Return the contents of a file beside the templates."""
     return Markup(TEMPLATES.loader.get_source(TEMPLATES, name)[0])  # type: ignore[union-attr]
 
 
@@ -49,7 +49,7 @@ def page(contents: Contents, *, live: bool = False) -> str:
 
     Args:
         contents: what to show. All of it is escaped.
-        live: the page renews itself every few seconds from the server it came from (`serve`); only then it holds a
+        live: the page refreshes itself every few seconds from its server (`serve`); only then does it contain a
             script, the one that its policy names by its hash.
     """
     verdict, calibration_charts = calibration(contents)
@@ -89,7 +89,7 @@ def _of_classes(contents: Contents) -> str:
 
 
 def headline(contents: Contents) -> list[tuple[str, str, str]]:
-    """Return the figures that matter most: name, value and what to hold it against."""
+    """Return the figures that matter most: name, value and what to compare it with."""
     total, regression = contents.total, contents.task == "regression"
     rejected = sum(contents.rejected.values())
     share = rejected / (rejected + contents.rows) if rejected + contents.rows else math.nan
@@ -128,7 +128,7 @@ def _known(value: object) -> float:
 
 
 def _confusion(contents: Contents) -> list[tuple[str, ...]]:
-    """Rows of a table: the class, its rows, how many were named correctly, and what they were taken for most often."""
+    """Return table rows: the class, its rows, how many were predicted correctly, and the most frequent confusion."""
     table = contents.figures.get("confusion")
     if not isinstance(table, Mapping):
         return []
@@ -142,7 +142,7 @@ def _confusion(contents: Contents) -> list[tuple[str, ...]]:
 
 
 def _columns(contents: Contents) -> list[tuple[str, ...]]:
-    """Rows of a table: each column with its gaps and how far it moved, those that moved most first."""
+    """Return table rows: each column with its gaps and how far it moved, largest moves first."""
 
     def order(one: ColumnTold) -> float:
         return -one.moved if one.moved == one.moved else 0.0
@@ -171,7 +171,7 @@ def _against(contents: Contents, baseline: str) -> str:
 
 
 def _reasons(contents: Contents) -> list[tuple[str, str, str]]:
-    """Reasons for rejecting rows, the most frequent first, with their counts and shares."""
+    """Return the reasons for rejecting rows, most frequent first, with counts and shares."""
     ordered = sorted(contents.rejected.items(), key=lambda item: -item[1])
     if others := ordered[MOST_REASONS:]:
         ordered = [*ordered[:MOST_REASONS], (f"{len(others):,} other reasons", sum(count for _, count in others))]

@@ -22,10 +22,10 @@ def projection(
 ) -> Projection:
     r"""Return the first two principal components of the particles' predictions at a sample of rows.
 
-    Weights of networks mean little by themselves (hidden units can change places), predictions do: with $F_{ij}$ what
+    Weights of networks mean little by themselves (hidden units can change places); predictions do. With $F_{ij}$ what
     particle i predicts for row j of m and w the particles' weights, the points are $(F - w^\top F)\,V_{1:2} / \sqrt m$,
     V from the singular vectors of $\sqrt w\,(F - w^\top F)$. Distances are root mean squared differences between
-    predictions, as far as the plane shows them. Of linear models the weights are given as well.
+    predictions, as far as the plane shows them. For linear models the weights are returned as well.
 
     Args:
         sampler: `opvi.regressor(...)` or `opvi.classifier(...)` with their own settings, watched or remembering.
@@ -69,7 +69,7 @@ def plane(values: np.ndarray, weights: np.ndarray) -> tuple[np.ndarray, tuple[fl
 
 
 def _line(sampler: Regressor, state: RegressorState, features: Sequence[str]) -> list[Coefficient]:
-    """Of the particles' weights and covariances together, in units of y."""
+    """Return the coefficients with intervals, from the particles' weights and covariances, in units of y."""
     w = np.asarray(state.particles, float)
     own = np.asarray(sampler.blocks.scatter(variances(state.past)), float) * float(confirmed(state))
     share = np.asarray(state.calibration.weights, float)[:, None]
@@ -80,7 +80,7 @@ def _line(sampler: Regressor, state: RegressorState, features: Sequence[str]) ->
 
 
 def _groups(state: Tree, count: int) -> list[str]:
-    """What kind each component is: the networks in their order, then rows remembered, then the filters."""
+    """Return the kind of each component: the networks in order, then remembered rows, then the filters."""
     names = NETWORKS if len(state.networks) == 4 else ("ReLU network", "tanh network")
     groups = [name for name, net in zip(names, state.networks, strict=False) for _ in range(len(net.particles))]
     groups += ["rows remembered"] * (0 if state.memory is None else MEMBERS)
@@ -88,7 +88,7 @@ def _groups(state: Tree, count: int) -> list[str]:
 
 
 def _lines(state: Tree, features: Sequence[str], classes: Sequence[str]) -> list[Coefficient]:
-    """Weights of the filters in their mixture: of the second class against the first, or of each against their mean."""
+    """Return the weights of the filters' mixture: the second class against the first, or each against their mean."""
     count = len(state.moments.mean) + 1
     w = np.asarray(state.linear.particles, float)
     w = w.reshape(len(w), -1, count)

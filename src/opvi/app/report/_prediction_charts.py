@@ -1,4 +1,4 @@
-"""Charts of the predictions: error and loss along the stream, and whether they keep what they promise, in words too."""
+"""Charts of the predictions: error and loss along the stream, and calibration, with a verdict in words."""
 
 import math
 from collections.abc import Sequence
@@ -44,7 +44,7 @@ def learning(contents: Contents) -> list[Figure]:
 
 
 def _rows_axis(curve: Sequence[Stretch]) -> tuple[Range, bool, str]:
-    """The range across, whether it is logarithmic (where stretches grow along the stream), and its name."""
+    """Return the x range, whether it is logarithmic (if stretches grow along the stream), and its name."""
     log = len(curve) > 2 and curve[-1].rows >= 20 * curve[0].rows and curve[-2].count >= 8 * curve[0].count
     return (float(curve[0].rows) if log else 0.0, float(curve[-1].rows)), log, f"rows seen{' (logarithmic)' * log}"
 
@@ -88,7 +88,7 @@ def _along(
 
 
 def _flags(chart: Chart, alarms: Sequence[int]) -> None:
-    """The alarms over a curve; of many each is faint."""
+    """Draw the alarms over a curve, fainter if there are many."""
     many = " many" if len(alarms) > 20 else ""
     for row in alarms:
         x, top = chart.x(row), chart.top
@@ -186,7 +186,7 @@ def _interval_verdict(contents: Contents) -> str:
 
 
 def _wilson(share: float, count: float) -> tuple[float, float]:
-    """A 95 % interval for a share seen in `count` rows (Wilson's)."""
+    """Return a 95 % (Wilson) interval for a share observed in `count` rows."""
     z2 = 1.96**2
     centre = (share + z2 / (2 * count)) / (1 + z2 / count)
     half = 1.96 / (1 + z2 / count) * math.sqrt(share * (1 - share) / count + z2 / (4 * count**2))
@@ -194,7 +194,7 @@ def _wilson(share: float, count: float) -> tuple[float, float]:
 
 
 def _known(bins: Histogram) -> list[tuple[float, float, int]]:
-    """Confidence, accuracy and count of the bins that hold rows."""
+    """Return confidence, accuracy and count of the non-empty bins."""
     rows = zip(bins.confidence, bins.accuracy, bins.counts, strict=True)
     return [(float(c), float(a), int(n)) for c, a, n in rows if n > 0 and math.isfinite(c) and math.isfinite(a)]
 

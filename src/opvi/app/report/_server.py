@@ -1,4 +1,4 @@
-"""The page live, to browsers on this computer only."""
+"""Serves the page live, to browsers on this computer only."""
 
 import errno
 import re
@@ -43,7 +43,7 @@ class Server(ThreadingTCPServer):
         self._thread.start()
 
     def process_request(self, request: Any, client_address: Any) -> None:
-        """Answer in a thread of its own, as long as there are few of them: file handles are the learner's, too."""
+        """Answer in a thread of its own, up to a few at a time: the learner needs file handles too."""
         if self._free.acquire(blocking=False):
             try:
                 super().process_request(request, client_address)
@@ -54,14 +54,14 @@ class Server(ThreadingTCPServer):
             self.shutdown_request(request)
 
     def process_request_thread(self, request: Any, client_address: Any) -> None:
-        """Answer, then make room for the next."""
+        """Answer, then free the slot."""
         try:
             super().process_request_thread(request, client_address)
         finally:
             self._free.release()
 
     def close(self) -> None:
-        """Stop answering and free the port; a second time it does nothing."""
+        """Stop answering and free the port; a second call does nothing."""
         if self._thread.is_alive():
             self.shutdown()
             with self.making:  # a page in the making uses JAX, which must not be torn down meanwhile
@@ -73,18 +73,18 @@ class Server(ThreadingTCPServer):
         self.close()
 
     def handle_error(self, *_: object) -> None:
-        """A browser that hangs up is none of the learner's business."""
+        """Ignore browsers that hang up."""
 
 
 def serve(make_page: Callable[[], str], port: int = 0) -> Server:
     """Serve the page at `http://127.0.0.1:PORT/`, from a thread of its own, until `close()`.
 
-    Nothing but this page is served, to nobody but this computer, and an error in making it is shown in its place.
+    Only this page is served, and only to this computer; if making it fails, the error is shown instead.
 
     Args:
         make_page: makes the page; called in the server's threads, one call at a time, so it must not change what the
             learner uses.
-        port: 0 takes any that is free.
+        port: the port; 0 takes any free one.
     """
     if isinstance(port, bool) or not isinstance(port, int) or not 0 <= port <= 65535:
         raise ValueError(f"`port` is {port!r}, but must be a whole number from 0 (any that is free) to 65535.")
@@ -135,7 +135,7 @@ def _handler(make_page: Callable[[], str]) -> type[BaseHTTPRequestHandler]:
             self.do_GET()
 
         def answer(self, code: int, body: str | bytes, kind: str = "text/plain; charset=utf-8") -> None:
-            """Send it; plain text, where it is not the page."""
+            """Send an answer; plain text unless it is the page."""
             sent = body if isinstance(body, bytes) else body.encode(errors="replace")
             self.send_response(code)
             for name, value in {**HEADERS, "Content-Type": kind, "Content-Length": str(len(sent))}.items():
@@ -148,7 +148,7 @@ def _handler(make_page: Callable[[], str]) -> type[BaseHTTPRequestHandler]:
                 self.wfile.write(sent)
 
         def send_error(self, code: int, message: str | None = None, explain: str | None = None) -> None:
-            """What the library itself refuses: a method without a `do_`, a line that is not HTTP."""
+            """Answer what the library itself refuses: an unsupported method, or a line that is not HTTP."""
             self.close_connection = True
             code = 405 if code == 501 else code
             self.answer(
@@ -159,6 +159,6 @@ def _handler(make_page: Callable[[], str]) -> type[BaseHTTPRequestHandler]:
             return "opvi"
 
         def log_message(self, *_: object) -> None:
-            """Quiet: the learner's table is on the screen."""
+            """Log nothing: the learner's table is on the screen."""
 
     return Handler

@@ -8,7 +8,7 @@ UNSHOWABLE = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\ud800-\udfff\u200e\u200f\u
 
 
 def clean(text: str) -> str:
-    """Return the text with � in place of every character that a page cannot show or that would upset it."""
+    """Return the text with � in place of characters that a page cannot show."""
     return UNSHOWABLE.sub("�", text)
 
 
@@ -19,7 +19,7 @@ def short(text: str, most: int = 28) -> str:
 
 
 def number(value: float, digits: int = 4) -> str:
-    """Return a number with the given number of digits, thousands apart; – where there is none."""
+    """Return a number with the given number of digits and thousands separators; – if there is none."""
     if math.isnan(value):
         return "–"
     if math.isinf(value):
@@ -35,7 +35,7 @@ def number(value: float, digits: int = 4) -> str:
 
 
 def percent(value: float, digits: int = 1) -> str:
-    """Return a share as a percentage, which no line break tears apart."""
+    """Return a share as a percentage with a non-breaking space."""
     return f"{100 * value:.{digits}f}\u00a0%".replace("-", "−") if math.isfinite(value) else "–"
 
 

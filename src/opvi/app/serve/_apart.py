@@ -1,4 +1,4 @@
-"""A learner in a process of its own, as the server sees it."""
+"""The server's view of a learner in a process of its own."""
 
 import asyncio
 import itertools
@@ -38,7 +38,7 @@ PATIENCE = 60.0  # seconds for the process to end, when it has said that all is 
 
 
 class Apart:
-    """A run that a process of its own writes.
+    """A run written by a separate process.
 
     Args:
         run: its folder.
@@ -83,7 +83,7 @@ class Apart:
         return self
 
     def __exit__(self, *error: object) -> None:
-        """Let it learn what is durable, and save."""
+        """Let the learner finish the durable rows and save."""
         self._end()
         self._thread.join()
         if self._error is not None:
@@ -99,22 +99,22 @@ class Apart:
     # --- what is asked of it ------------------------------------------------------------------
 
     def ready(self, loop: asyncio.AbstractEventLoop) -> Self:
-        """Say who waits for answers."""
+        """Register the event loop that waits for answers."""
         self._loop = loop
         return self
 
     @property
     def failed(self) -> str:
-        """Why nothing is learnt any more."""
+        """Why learning has stopped, if it has."""
         return self._gone or self._where.failed
 
     @property
     def behind(self) -> int:
-        """Rows that are durable and not learnt yet, as far as is known here."""
+        """The number of durable rows not learnt yet, as far as is known here."""
         return self._where.logged - self._where.learnt
 
     def take(self, sent: Sent) -> Answer | None:
-        """Take a request to learn, or say why not."""
+        """Accept a request to learn, or return why not."""
         if self.failed:
             return refused(503, self.failed)
         if self.behind > self._backlog or self._bytes > WAITING_BYTES:
@@ -126,7 +126,7 @@ class Apart:
         return None
 
     def keep(self, ticket: str, rows: list[Row], said: list[Json | None]) -> str:
-        """Keep a question whose label will come; return its ticket."""
+        """Keep a request whose label will come later; return its ticket."""
         ticket = ticket or uuid.uuid4().hex
         self._sending.put(messages.Keep(ticket, rows, said))
         return ticket
@@ -149,7 +149,7 @@ class Apart:
         return await self._made[number]
 
     def close(self) -> None:
-        """Nothing: requests that came are answered, and the end is the block's."""
+        """Do nothing: pending requests are answered when the block ends."""
 
     # --- threads ------------------------------------------------------------------------------
 
@@ -184,7 +184,7 @@ class Apart:
             self._process.kill()
 
     def _know(self, said: messages.State) -> None:
-        """Publish a state; a model that has grown is another sampler."""
+        """Publish a state; a model that has grown is a new sampler."""
         known: Published | None = getattr(self, "published", None)
         grown = known is None or known.room != said.room
         sampler = model(said.schema, said.settings, said.room) if known is None or grown else known.sampler
@@ -214,7 +214,7 @@ class Apart:
             future.set_result(said.content)
 
     def _give_up(self) -> None:
-        """Answer those who wait, after the process has gone."""
+        """Answer waiting clients after the process has gone."""
         for number in list(self._waiting):
             reply, _ = self._waiting.pop(number)
             if not reply.done():

@@ -38,7 +38,7 @@ Keep = Callable[[str, list[Row], list[Json | None]], str]
 def application(
     options: Options, run: Writer | Followed | Apart, observe: list[Callable[[str, int, float], None]]
 ) -> ASGIApp:
-    """Return the application; `observe` gets the function that counts requests, once it runs."""
+    """Return the application; `observe` receives the function that counts requests once it runs."""
     service: Service
 
     @asynccontextmanager
@@ -85,7 +85,7 @@ def application(
     quick: dict[tuple[str, str], Handler] = {("POST", "/v1/learn"): learn, ("POST", "/v1/predict"): predict}
 
     async def routed(scope: Scope, receive: Receive, send: Send) -> None:
-        """What is asked most often goes without the router and its layers, which take as long as the work."""
+        """Bypass the router for the most frequent requests, where it would take as long as the work."""
         handler = quick.get((scope["method"], scope["path"])) if scope["type"] == "http" else None
         if handler is None:
             return await whole(scope, receive, send)
@@ -110,7 +110,7 @@ def response(said: Answer) -> Response:
 
 
 async def _refused(request: Request, error: Exception) -> Response:
-    """What Starlette itself refuses: unknown paths and methods."""
+    """Answer what Starlette itself refuses: unknown paths and methods."""
     assert isinstance(error, HTTPException)
     made = response(refused(error.status_code, f"{error.detail}: see /openapi.json."))
     made.headers.update(error.headers or {})
@@ -126,7 +126,7 @@ def _failure(error: Exception) -> Answer:
 
 
 async def warm(service: Service) -> None:
-    """Ask once, so that the first client does not wait for a program to be compiled, here or where rows are learnt."""
+    """Predict and learn once, so that the first client does not wait for compilation."""
     await _asked(service, lambda _: [{}], LEVELS, lambda said: answer({}))
     await service.behind.figures()
 
@@ -143,7 +143,7 @@ async def _asked(
 
 
 async def predict(service: Service, request: Request) -> Answer:
-    """Rows in, predictions out."""
+    """Return predictions for rows."""
     body = await body_of(request, service.options.most_bytes)
     if isinstance(body, Answer):
         return body
@@ -177,7 +177,7 @@ def _predictions(said: Said, keep: Keep, ticket: str | None) -> Answer:
 
 
 async def learn(service: Service, request: Request) -> Answer:
-    """Rows in, an answer when they are on the disk."""
+    """Take rows to learn; answer once they are on disk."""
     if service.behind.readonly:
         return refused(403, "this server is read-only. Send rows to the one that writes the run.")
     body = await body_of(request, service.options.most_bytes)
@@ -203,7 +203,7 @@ def _unknown(service: Service, request: Request) -> Answer | None:
 
 
 async def infer(service: Service, request: Request) -> Answer:
-    """Tensors in, tensors out."""
+    """Return predictions as tensors, for rows given as tensors."""
     body = await body_of(request, service.options.most_bytes)
     if isinstance(body, Answer):
         return body
@@ -212,30 +212,30 @@ async def infer(service: Service, request: Request) -> Answer:
 
 
 async def model_metadata(service: Service, request: Request) -> Answer:
-    """What the model takes and gives."""
+    """Return the inputs and outputs of the model."""
     unknown = _unknown(service, request)
     return unknown or answer(v2.metadata(service.options.name, service.published().schema))
 
 
 async def model_ready(service: Service, request: Request) -> Answer:
-    """Whether the model answers."""
+    """Return whether the model answers."""
     return _unknown(service, request) or answer({"name": service.options.name, "ready": True})
 
 
 async def server_metadata(service: Service, request: Request) -> Answer:
-    """What the server is."""
+    """Return the server's name and version."""
     import opvi
 
     return answer({"name": "opvi", "version": opvi.__version__, "extensions": ["binary_tensor_data"]})
 
 
 async def live(service: Service, request: Request) -> Answer:
-    """It lives if it answers."""
+    """Answer: the server is live if it can."""
     return answer({"live": True})
 
 
 async def ready(service: Service, request: Request) -> Answer:
-    """Whether it predicts and learns."""
+    """Return whether the server predicts and learns."""
     return answer({"ready": service.ready}, 200 if service.ready else 503)
 
 
@@ -243,16 +243,16 @@ async def ready(service: Service, request: Request) -> Answer:
 
 
 async def metrics(service: Service, request: Request) -> Answer:
-    """The figures of the moment, for Prometheus."""
+    """Return the current figures for Prometheus."""
     return Answer(200, await service.metrics(), (("content-type", "text/plain; version=0.0.4; charset=utf-8"),))
 
 
 async def described(service: Service, request: Request) -> Answer:
-    """The routes, for programs that make clients."""
+    """Return the OpenAPI description of the routes."""
     return answer(openapi(service.options.name, service.published().schema))
 
 
 async def report(service: Service, request: Request) -> Answer:
-    """The report, which renews itself."""
+    """Return the report, which refreshes itself."""
     headers = (("content-type", "text/html; charset=utf-8"), ("content-security-policy", LIVE_POLICY))
     return Answer(200, await service.page.get(), headers)

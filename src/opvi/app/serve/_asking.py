@@ -1,4 +1,4 @@
-"""Predictions for requests: those that wait are encoded and answered together, by the last published state."""
+"""Predictions for requests: waiting requests are encoded and answered together, with the last published state."""
 
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
@@ -39,7 +39,7 @@ class Asked(NamedTuple):
 
 
 class Asking:
-    """Answers questions in a thread of its own; learning continues meanwhile.
+    """Answers requests in its own thread while learning continues.
 
     Args:
         published: returns the state to predict with.
@@ -52,11 +52,11 @@ class Asking:
         self._worker: Worker[Asked] = Worker("asking", self._take, AT_ONCE)
 
     def put(self, asked: Asked) -> None:
-        """Take a question."""
+        """Take a request."""
         self._worker.put(asked)
 
     def close(self) -> None:
-        """Answer what is there, then end."""
+        """Answer the waiting requests, then end."""
         self._worker.close()
 
     def _take(self, questions: list[Asked]) -> None:
@@ -67,7 +67,7 @@ class Asking:
         deliver(self._loop, answers)
 
     def _safely(self, questions: Sequence[Asked], levels: tuple[float, ...]) -> list[tuple[Reply, Answer]]:
-        """The same, where one question may fail: then each is asked alone."""
+        """Answer requests together; if that fails, answer each alone."""
         try:
             return self.answers(questions, levels)
         except Exception as error:
@@ -107,7 +107,7 @@ class Asking:
         return answers
 
     def _asked(self, known: Published) -> Engine:
-        """The engine that answers; a new one where the model has grown."""
+        """Return the engine that answers; a new one if the model has grown."""
         if self._engine is None or self._engine.sampler is not known.sampler:
             self._engine = Engine(known.sampler, known.seed, state=known.state)
         self._engine.state = known.state
@@ -115,7 +115,7 @@ class Asking:
 
 
 def _by_rows(schema: Schema, columns: dict[str, np.ndarray]) -> list[Json]:
-    """Return the predictions of all rows as plain values, made at once: most requests have one row."""
+    """Return the predictions of all rows as plain values, converted at once because most requests have one row."""
     if schema.task == "regression":
         lists = [np.asarray(values, float).tolist() for values in columns.values()]
         return [dict(zip(columns, values, strict=True)) for values in zip(*lists, strict=True)]

@@ -1,4 +1,4 @@
-"""What stands behind the routes in the process that has the run: intake, tickets, figures and the report."""
+"""The backend of the routes in the process that holds the run: intake, tickets, figures and the report."""
 
 import asyncio
 from collections.abc import Callable
@@ -20,10 +20,10 @@ class Behind:
     """A run that is written or followed in this process.
 
     Args:
-        run: who gives the state.
-        name: of the model.
-        backlog: rows that may wait to be learnt.
-        loop: who waits for answers.
+        run: the source of the state.
+        name: the model's name.
+        backlog: the most rows that may wait to be learnt.
+        loop: the event loop that waits for answers.
     """
 
     def __init__(self, run: Writer | Followed, name: str, backlog: int, loop: Loop):
@@ -35,26 +35,26 @@ class Behind:
 
     @property
     def readonly(self) -> bool:
-        """Whether nothing is learnt."""
+        """Whether the server only predicts."""
         return self._intake is None
 
     @property
     def published(self) -> Published:
-        """What predictions are made with."""
+        """The state that predictions are made with."""
         return self._run.published
 
     @property
     def failed(self) -> str:
-        """Why nothing is learnt any more."""
+        """Why learning has stopped, if it has."""
         return self._run.failed
 
     def take(self, sent: Sent) -> Answer | None:
-        """Take a request to learn, or say why not."""
+        """Accept a request to learn, or return why not."""
         assert self._intake is not None
         return self._intake.take(sent)
 
     def keep(self, ticket: str, rows: list[Row], said: list[Json | None]) -> str:
-        """Keep a question whose label will come; return its ticket."""
+        """Keep a request whose label will come later; return its ticket."""
         return self._tickets.keep(ticket, rows, said)
 
     async def figures(self) -> bytes:
@@ -70,11 +70,11 @@ class Behind:
         return self._figures.text()
 
     def page_now(self) -> bytes:
-        """Return the report; this takes a while."""
+        """Return the report, which takes a while."""
         known: Callable[[], Learnt] = self._run.learnt
         return page(contents(known(), self._name, ""), live=True).encode(errors="replace")
 
     def close(self) -> None:
-        """Finish what was taken; rows that are durable are learnt by the writer's own end."""
+        """Finish accepted requests; the writer learns the remaining durable rows when it closes."""
         if self._intake is not None:
             self._intake.close()

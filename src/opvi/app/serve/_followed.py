@@ -12,7 +12,7 @@ LOOK = 1.0  # seconds between two looks for a new checkpoint
 
 
 class Followed:
-    """A run that another process writes: a new checkpoint replaces what predictions are made with.
+    """A run that another process writes: each new checkpoint replaces the state used for predictions.
 
     Args:
         run: its folder.
@@ -51,7 +51,7 @@ class Followed:
         return self.known
 
     def close(self) -> None:
-        """Follow no longer."""
+        """Stop following."""
         self._end.set()
         self._thread.join()
 

@@ -1,4 +1,4 @@
-"""Who may ask, and how much: names of this server, the token, bounded bodies, clients that are too slow."""
+"""Who may send requests, and how large: host names, the token, bounded bodies, slow clients."""
 
 import asyncio
 import base64
@@ -35,11 +35,11 @@ class Guard:
     """An ASGI application in front of another.
 
     Args:
-        app: what is guarded.
+        app: the application to guard.
         hosts: names by which this server may be addressed, in lower case; `*` allows any. A foreign site whose name
             was made to point here is refused.
-        token: what a client must show; None if it need not.
-        observe: told about every request.
+        token: the token a client must present; None for no token.
+        observe: called for every request.
     """
 
     def __init__(self, app: ASGIApp, hosts: Collection[str], token: str | None, observe: Observe):
@@ -87,7 +87,7 @@ class Guard:
         return refused(401, why, WWW_Authenticate='Basic realm="opvi", charset="UTF-8"')
 
     def _shown(self, value: str) -> bool:
-        """Whether the token was shown, by itself or as a password."""
+        """Return whether the token was presented, by itself or as a password."""
         scheme, _, credentials = value.partition(" ")
         if scheme.lower() == "basic":
             try:
@@ -111,7 +111,7 @@ def without_port(host: str) -> str:
 
 
 def urlsplit_safely(origin: str) -> str:
-    """Return the host and port of an origin, nothing if it has none."""
+    """Return the host and port of an origin, or nothing."""
     try:
         return urlsplit(origin).netloc.lower()
     except ValueError:
@@ -119,7 +119,7 @@ def urlsplit_safely(origin: str) -> str:
 
 
 async def body_of(request: Request, most: int) -> bytes | Answer:
-    """Return a request's body; or why it is refused: too long, too slow, packed."""
+    """Return a request's body, or why it is refused: too long, too slow or compressed."""
     given = dict(request.scope["headers"])
     if given.get(b"content-encoding", b"identity") != b"identity":
         return refused(415, "compressed bodies are not read. Send it as it is.")
@@ -146,10 +146,10 @@ def _too_long(most: int) -> Answer:
 
 
 class Patient(HttpToolsProtocol):
-    """HTTP with an end to patience: connections are counted, and a header must come whole, soon and short."""
+    """HTTP with limits: connections are counted, and a header must be complete, prompt and short."""
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
-        """Begin to wait for a header."""
+        """Start waiting for a header."""
         super().connection_made(transport)
         self._head, self._waiting = 0, self.loop.call_later(PATIENCE, transport.close)
         if len(self.connections) > CONNECTIONS:
@@ -163,18 +163,18 @@ class Patient(HttpToolsProtocol):
             self.transport.close()
 
     def on_message_begin(self) -> None:
-        """Begin to wait for the rest of the header."""
+        """Start waiting for the rest of the header."""
         super().on_message_begin()
         self._head = 0
         self._waiting.cancel()
         self._waiting = self.loop.call_later(PATIENCE, self.transport.close)
 
     def on_headers_complete(self) -> None:
-        """The header is here."""
+        """Note that the header is complete."""
         self._waiting.cancel()
         super().on_headers_complete()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """Wait no more."""
+        """Stop waiting."""
         self._waiting.cancel()
         super().connection_lost(exc)

@@ -1,4 +1,4 @@
-"""Requests to learn: read, checked, made durable together, answered, handed on."""
+"""Requests to learn: read, checked, made durable together, answered and passed on."""
 
 import hashlib
 import itertools
@@ -44,14 +44,14 @@ class Accepted(NamedTuple):
 
 
 class Intake:
-    """Makes rows durable, many requests at once, and hands them to the writer.
+    """Makes the rows of many requests durable at once and passes them to the writer.
 
     Args:
-        writer: who learns the rows; its log is where they go first.
-        tickets: predictions that wait for labels.
+        writer: learns the rows, after they are in its log.
+        tickets: predictions waiting for labels.
         loop: the event loop that waits for answers.
-        backlog: rows that may wait to be learnt.
-        observe: told how long it took to make rows durable.
+        backlog: the most rows that may wait to be learnt.
+        observe: called with the time it took to make rows durable.
     """
 
     def __init__(
@@ -71,7 +71,7 @@ class Intake:
         self._worker: Worker[Sent] = Worker("intake", self._take, AT_ONCE)
 
     def take(self, sent: Sent) -> Answer | None:
-        """Take a request, or say why not."""
+        """Accept a request, or return why not."""
         if self.writer.failed:
             return refused(503, self.writer.failed)
         if self.writer.behind > self.backlog or self._bytes - self._read > WAITING_BYTES:
@@ -81,7 +81,7 @@ class Intake:
         return None
 
     def close(self) -> None:
-        """Finish what was taken."""
+        """Finish accepted requests."""
         self._worker.close()
 
     def _take(self, requests: list[Sent]) -> None:
@@ -103,7 +103,7 @@ class Intake:
             deliver(self._loop, answers)
 
     def _learn(self, requests: list[Sent]) -> list[tuple[Reply, Answer]]:
-        """Return the answers; rows that are answered with 200 are on the disk."""
+        """Return the answers; rows answered with 200 are on disk."""
         answers: list[tuple[Reply, Answer]] = []
         accepted: list[Accepted] = []
         repeated: list[tuple[Sent, str]] = []
@@ -128,7 +128,7 @@ class Intake:
         return answers
 
     def _rows(self, sent: Sent) -> list[Row] | Answer:
-        """The rows of a request, with what its ticket knows of them; or why it is refused."""
+        """Return the rows of a request, completed from its ticket, or why it is refused."""
         try:
             rows = rows_of(sent.body)
         except BadLineError as error:
@@ -147,7 +147,7 @@ class Intake:
         return [{**asked, **row} for asked, row in zip(held.rows, rows, strict=True)]
 
     def _accept(self, accepted: list[Accepted]) -> list[tuple[Reply, Answer]]:
-        """Encode, write, sync, hand on, answer."""
+        """Encode, write, sync, pass on and answer."""
         rows = [row for one in accepted for row in one.rows]
         block = block_of(rows, accepted[0].entry.first, self.schema)
         schema, encoded = met(self.schema, block)
@@ -173,7 +173,7 @@ class Intake:
 
 
 def _written(rows: list[Row]) -> bytes:
-    """Rows as JSON again."""
+    """Return rows as JSON."""
 
     def value(found: object) -> object:
         if type(found) is not Number:
@@ -184,14 +184,14 @@ def _written(rows: list[Row]) -> bytes:
 
 
 def _again(known: Known, digest: str) -> Answer:
-    """The answer to a key that was used before."""
+    """Return the answer to a repeated key."""
     if known.digest != digest:
         return refused(422, "the idempotency key was used for other rows. Give every request a key of its own.")
     return answer({"rows": known.rows, "first": known.first, "repeated": True})
 
 
 def _labels(schema: Schema, encoded: Encoded) -> dict[int, float | str]:
-    """The targets of sound rows by their numbers, as they stand in the table."""
+    """Return the targets of valid rows by row number, as given in the table."""
     assert encoded.y is not None
     if schema.task == "classification":
         return {int(row): schema.classes[code] for row, code in zip(encoded.row, encoded.y, strict=True)}
@@ -199,7 +199,7 @@ def _labels(schema: Schema, encoded: Encoded) -> dict[int, float | str]:
 
 
 def replay(learner: Learner, log: Log) -> int:
-    """Learn the rows of the log that the checkpoint does not hold; return how many there were."""
+    """Learn the rows in the log that the checkpoint does not hold; return how many there were."""
     begin = first = learner.places[-1].row
     rows: list[Row] = []
     for entry in log.after(begin):

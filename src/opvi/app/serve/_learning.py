@@ -1,7 +1,7 @@
-"""The process that learns: it takes requests from the server, makes their rows durable, learns, and says what it knows.
+"""The process that learns: it takes requests from the server, makes their rows durable, learns, and sends its state.
 
-Python runs one thread at a time and XLA queues programs, so whoever learns in the server's process delays its answers.
-Here the system decides, and the server, which has the higher priority, is hardly delayed.
+Python runs one thread at a time and XLA queues programs, so learning in the server's process would delay its answers.
+Here the operating system schedules, and the server, which has the higher priority, is hardly delayed.
 """
 
 import ctypes
@@ -32,13 +32,13 @@ PARENT_GONE = 1  # PR_SET_PDEATHSIG of Linux
 
 
 class Numbered:
-    """Where an answer is waited for in the other process."""
+    """A reply that the other process waits for."""
 
     def __init__(self, number: int, back: "Back"):
         self._number, self._back = number, back
 
     def done(self) -> bool:
-        """Return False: the server knows who has gone."""
+        """Return False: only the server knows which clients have gone."""
         return False
 
     def set_result(self, said: Answer) -> None:
@@ -47,14 +47,14 @@ class Numbered:
 
 
 class Back:
-    """Brings answers back to the server's process; stands for the event loop."""
+    """Sends answers back to the server's process, in place of the event loop."""
 
     def __init__(self, speaker: Speaker, where: Callable[[], Where]):
         self._speaker, self._where = speaker, where
         self.ready: list[tuple[int, Answer]] = []  # filled by one thread, that of the intake
 
     def is_closed(self) -> bool:
-        """Return False: what is answered is sent."""
+        """Return False: every answer is sent."""
         return False
 
     def call_soon_threadsafe(self, call: Callable[[], None]) -> None:
@@ -65,11 +65,11 @@ class Back:
 
 
 class Publisher:
-    """Sends the learner's state, when it has changed and not too often.
+    """Sends the learner's state when it has changed, but not too often.
 
     Args:
-        writer: who learns.
-        speaker: to the server.
+        writer: the thread that learns.
+        speaker: the connection to the server.
     """
 
     def __init__(self, writer: Writer, speaker: Speaker):
@@ -92,12 +92,12 @@ class Publisher:
 
 
 def where(writer: Writer) -> Where:
-    """Return how far a writer has come."""
+    """Return how far the writer has got."""
     return Where(writer.log.rows, writer.end, writer.failed)
 
 
 def main(connection: Connection) -> None:
-    """Learn what the server sends, until it says that this is the end, or is gone."""
+    """Learn what the server sends until it ends or is gone."""
     speaker = Speaker(connection)
     run, options = connection.recv()
     try:

@@ -39,7 +39,7 @@ class Entry(NamedTuple):
 
 
 class Known(NamedTuple):
-    """What is remembered of a request with a key."""
+    """What is remembered about a request with a key."""
 
     digest: str
     first: int
@@ -50,8 +50,8 @@ class Log:
     """The log of a run, open for one writer.
 
     Args:
-        folder: of the segments; it is made if it is not there.
-        learnt: rows of the log that the last checkpoint holds.
+        folder: the folder of segments, created if needed.
+        learnt: the number of rows of the log in the last checkpoint.
     """
 
     def __init__(self, folder: Path, learnt: int):
@@ -90,7 +90,7 @@ class Log:
             self.keys[entry.key] = Known(entry.digest, entry.first, entry.rows)
 
     def _open(self, path: Path | None) -> None:
-        """Continue a segment, or begin one; whoever finds it after a crash finds its name as well."""
+        """Continue a segment or begin a new one, whose name survives a crash."""
         if self._file >= 0:
             os.close(self._file)
         path = path or self.folder / f"{self.rows:015d}{ENDING}"
@@ -109,7 +109,7 @@ class Log:
             self._file = -1
 
     def append(self, entries: Sequence[Entry]) -> None:
-        """Write requests; when this returns they are on the disk. If it raises an error, none of them is."""
+        """Write requests; when this returns they are on disk, and if it raises, none of them is."""
         if self.broken:
             raise LogError(self.broken)
         if self._size > SEGMENT:
@@ -145,7 +145,7 @@ class Log:
                 yield from (entry for entry in self._read(path) if entry.first + entry.rows > row)
 
     def forget(self, row: int) -> None:
-        """Delete segments all of whose rows come before this one, except for the last few."""
+        """Delete segments whose rows all come before this one, except the last few."""
         paths = self._paths()
         for path, following in itertools.pairwise(paths[: 1 - KEPT]):
             if _number(following) > row:
@@ -156,7 +156,7 @@ class Log:
             path.unlink()
 
     def _read(self, path: Path, last: bool = False) -> Iterator[Entry]:
-        """Yield the requests of a segment; the last one is cut behind its last whole group."""
+        """Yield the requests of a segment; the last segment is truncated after its last complete group."""
         data = memoryview(path.read_bytes())
         at = 0
         while at < len(data):
@@ -185,7 +185,7 @@ def _number(path: Path) -> int:
 
 
 def _marks(data: bytes) -> Iterator[int]:
-    """Places after the first where a group may begin."""
+    """Return the positions after the first at which a group may begin."""
     at = data.find(MARK, 1)
     while at >= 0:
         yield at
@@ -193,7 +193,7 @@ def _marks(data: bytes) -> Iterator[int]:
 
 
 def _whole(data: memoryview | bytes, at: int) -> int | None:
-    """Where the group that begins here ends; None if it is not whole."""
+    """Return where the group that begins here ends; None if it is incomplete."""
     if len(data) - at < HEADER.size:
         return None
     mark, checksum, _, _, size = HEADER.unpack_from(data, at)

@@ -1,4 +1,4 @@
-"""What the server and the learner's process say to each other, over a pair of sockets."""
+"""Messages between the server and the learner's process, over a pair of sockets."""
 
 import threading
 from contextlib import suppress
@@ -24,7 +24,7 @@ class Learn(NamedTuple):
 
 
 class Keep(NamedTuple):
-    """A question whose label will come."""
+    """A request whose label will come later."""
 
     ticket: str
     rows: list[Row]
@@ -32,21 +32,21 @@ class Keep(NamedTuple):
 
 
 class Give(NamedTuple):
-    """Something to be made: FIGURES or PAGE."""
+    """A request for FIGURES or the PAGE."""
 
     number: int
     what: str
 
 
 class End(NamedTuple):
-    """Learn what is durable, save, and end."""
+    """A request to learn the durable rows, save and end."""
 
 
 Order = Learn | Keep | Give | End
 
 
 class Where(NamedTuple):
-    """How far the learner has come."""
+    """How far the learner has got."""
 
     logged: int  # rows that are durable
     learnt: int  # rows of those
@@ -54,7 +54,7 @@ class Where(NamedTuple):
 
 
 class State(NamedTuple):
-    """What predictions are made with, in NumPy."""
+    """The state for predictions, as NumPy arrays."""
 
     schema: Schema
     settings: Settings
@@ -71,14 +71,14 @@ class Answers(NamedTuple):
 
 
 class Given(NamedTuple):
-    """What was asked for."""
+    """The answer to a `Give`."""
 
     number: int
     content: bytes
 
 
 class Ended(NamedTuple):
-    """The end: all is learnt and saved, or an error says why not."""
+    """The end: everything is learnt and saved, or an error says why not."""
 
     error: Exception | None
 
@@ -87,16 +87,16 @@ Report = State | Answers | Given | Ended
 
 
 class Speaker:
-    """Sends from several threads.
+    """A connection that several threads may send on.
 
     Args:
-        connection: to the other process.
+        connection: the connection to the other process.
     """
 
     def __init__(self, connection: Connection):
         self._connection, self._lock = connection, threading.Lock()
 
     def say(self, message: object) -> None:
-        """Send something; what cannot be sent any more is lost, because the other process has gone."""
+        """Send a message; it is dropped if the other process has gone."""
         with self._lock, suppress(OSError):
             self._connection.send(message)

@@ -1,4 +1,4 @@
-"""What Prometheus is told."""
+"""Metrics for Prometheus."""
 
 import math
 from collections.abc import Callable, Iterator
@@ -36,12 +36,12 @@ class Requests:
 
 
 class Figures:
-    """What is known of a run.
+    """The metrics of a run.
 
     Args:
-        tickets: predictions that wait for labels.
+        tickets: predictions waiting for labels.
         published: returns the state that predictions are made with.
-        writer: who learns; None for a server that only reads.
+        writer: the learner; None for a read-only server.
     """
 
     def __init__(self, tickets: Tickets, published: Callable[[], Published], writer: Writer | None):
@@ -56,7 +56,7 @@ class Figures:
         )
 
     def durable(self, seconds: float) -> None:
-        """Count a group of requests that came to the disk."""
+        """Count a group of requests written to disk."""
         self._durable.observe(seconds)
 
     def text(self) -> bytes:
@@ -64,7 +64,7 @@ class Figures:
         return generate_latest(self._registry)
 
     def describe(self) -> list[Metric]:
-        """Return nothing: the names are those that `collect` gives."""
+        """Return nothing: `collect` defines the names."""
         return []
 
     def collect(self) -> Iterator[Metric]:
@@ -82,7 +82,7 @@ class Figures:
 
 
 def _learning(writer: Writer) -> Iterator[Metric]:
-    """What is known of the learner; figures that do not exist yet are left out."""
+    """Return the learner's metrics, without those that do not exist yet."""
     made = writer.learner
     told = scoring.summary(made.scores, made.schema.task)
     yield CounterMetricFamily("opvi_rows_rejected", "Rows that broke the schema.", made.rejected)

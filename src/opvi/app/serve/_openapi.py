@@ -1,4 +1,4 @@
-"""The routes in the words of OpenAPI, with the columns of the run."""
+"""The OpenAPI description of the routes, with the run's columns."""
 
 from opvi.adapters._tables import Json, Schema
 

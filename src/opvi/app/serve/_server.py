@@ -1,4 +1,4 @@
-"""A run behind a socket, until a signal comes."""
+"""Serves a run on a socket until a signal arrives."""
 
 import signal
 import socket
@@ -24,7 +24,7 @@ SWITCH = 0.001  # seconds after which a thread lets others run: answers wait for
 
 
 class Address(NamedTuple):
-    """Where the server listens, and who may ask."""
+    """Where the server listens, and who may send requests."""
 
     host: str
     port: int
@@ -34,26 +34,26 @@ class Address(NamedTuple):
 
 
 class Ready(uvicorn.Server):
-    """A server that says so when it listens."""
+    """A server that reports when it is listening."""
 
     def __init__(self, config: uvicorn.Config, say: Callable[[str], None], url: str):
         super().__init__(config)
         self._say, self._url = say, url
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        """Listen."""
+        """Start to listen."""
         await super().startup(sockets)
         if self.started:
             self._say(self._url)
 
 
 def serve(run: RunDirectory, options: Options, address: Address, how: str, say: Callable[[str], None]) -> int:
-    """Answer until SIGINT or SIGTERM; then finish what was asked, learn what is durable, and save.
+    """Answer until SIGINT or SIGTERM; then finish open requests, learn the durable rows and save.
 
     Args:
         run: the folder of a run.
         options: how it is served.
-        address: where.
+        address: where to listen.
         how: APART learns in a process of its own, TOGETHER in this one; READONLY follows a run that another one writes.
         say: prints a line.
     """
@@ -118,7 +118,7 @@ def _bound(address: Address) -> socket.socket:
 
 @contextmanager
 def _quiet_signals() -> Iterator[None]:
-    """uvicorn ends at a signal and then raises it again; by then all is saved."""
+    """Ignore the signal that uvicorn raises again after it has ended; by then everything is saved."""
     names = (signal.SIGINT, signal.SIGTERM)
     before = [signal.signal(name, lambda *_: None) for name in names]
     try:

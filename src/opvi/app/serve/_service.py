@@ -1,4 +1,4 @@
-"""A run that learns and answers, or one that is followed; and all that answers requests."""
+"""A run that learns and answers, or one that is followed, and everything that answers requests."""
 
 import asyncio
 import time
@@ -23,10 +23,10 @@ REST = 4  # times as long as a page took to make, the next one is not made: lear
 
 
 class Page:
-    """The report, made when it is asked for, and not too often.
+    """The report, rendered on request, but not too often.
 
     Args:
-        make: makes it.
+        make: renders it.
     """
 
     def __init__(self, make: Callable[[], Awaitable[bytes]]):
@@ -35,7 +35,7 @@ class Page:
         self._made, self._at, self._took = b"", -1.0, 0.0
 
     async def get(self) -> bytes:
-        """Return the page; one is made at a time."""
+        """Return the page; only one is rendered at a time."""
         asked = time.monotonic()
         async with self._one_at_a_time:
             if self._at < asked and time.monotonic() > self._at + REST * self._took:
@@ -47,11 +47,11 @@ class Page:
 
 
 class Service:
-    """All that answers requests, while the server runs.
+    """Everything that answers requests while the server runs.
 
     Args:
         options: how it is served.
-        run: who gives the state: a writer or a run that is followed, in this process, or a learner in its own.
+        run: the source of the state: a writer or a followed run in this process, or a learner in its own.
     """
 
     def __init__(self, options: Options, run: Writer | Followed | Apart):
@@ -70,7 +70,7 @@ class Service:
 
     @property
     def ready(self) -> bool:
-        """Whether it does all that it is there for."""
+        """Return whether the service is fully working."""
         return not self.behind.failed
 
     async def metrics(self) -> bytes:
@@ -78,14 +78,14 @@ class Service:
         return self.requests.text() + await self.behind.figures()
 
     def close(self) -> None:
-        """Answer what was asked."""
+        """Finish open requests."""
         self.behind.close()
         self.asking.close()
 
 
 @contextmanager
 def written(run: RunDirectory, options: Options, say: Callable[[str], None]) -> Iterator[Writer]:
-    """A run that this process alone writes: restored, and what its log holds beyond the checkpoint learnt."""
+    """Yield a run that this process alone writes, restored from its checkpoint and its log."""
     with run.checkpoints as kept:
         schema, settings = about_model(run, run.about())
         found = kept.newest()
@@ -114,7 +114,7 @@ def written(run: RunDirectory, options: Options, say: Callable[[str], None]) -> 
 
 @contextmanager
 def followed(run: RunDirectory) -> Iterator[Followed]:
-    """A run that another process writes."""
+    """Yield a run that another process writes."""
     made = Followed(run)
     try:
         yield made

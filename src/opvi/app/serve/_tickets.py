@@ -1,4 +1,4 @@
-"""Predictions that wait for their labels."""
+"""Predictions waiting for their labels."""
 
 import math
 import threading
@@ -15,14 +15,14 @@ LOW, HIGH = "q0.05", "q0.95"  # the interval that should hold 90 % of the labels
 
 
 class Held(NamedTuple):
-    """What was asked, and what was said."""
+    """A request and its prediction."""
 
     rows: list[Row]
     said: list[Json | None]  # None for a row without a prediction
 
 
 class Tickets:
-    """Questions by their tickets, in memory, and how well they were answered once the labels came."""
+    """Requests by ticket, in memory, and how good their predictions were once the labels came."""
 
     def __init__(self) -> None:
         self._held: dict[str, Held] = {}
@@ -34,7 +34,7 @@ class Tickets:
         self.with_interval = 0
 
     def keep(self, ticket: str, rows: list[Row], said: list[Json | None]) -> str:
-        """Keep a question; return its ticket, a new one if none was named."""
+        """Keep a request; return its ticket, a new one if none was given."""
         ticket = ticket or uuid.uuid4().hex
         with self._lock:
             self._drop(ticket)
@@ -56,11 +56,11 @@ class Tickets:
 
     @property
     def waiting(self) -> int:
-        """Rows whose labels have not come yet."""
+        """The number of rows whose labels have not come yet."""
         return self._rows
 
     def settle(self, ticket: str, labels: dict[int, float | str]) -> list[Json]:
-        """Score what was said by the labels that came, by their places; return the scores. The ticket is used up."""
+        """Score predictions by the labels, given by row index; return the scores. The ticket is used up."""
         with self._lock:
             held = self._held.get(ticket)
             self._drop(ticket)

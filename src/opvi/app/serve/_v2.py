@@ -1,6 +1,6 @@
 """The KServe v2 protocol (Open Inference): tensors as rows, predictions as tensors, in JSON or in binary.
 
-A model has one input tensor of shape [n] for every column of the table, by its name. A regression has the outputs
+A model has one input tensor of shape [n] for every column of the table, under its name. A regression has the outputs
 `mean`, `sd` and quantiles; a classification `prediction` and `probabilities` [n, classes].
 """
 
@@ -51,9 +51,9 @@ class Inference:
     """A request for predictions.
 
     Args:
-        name: of the model.
-        body: JSON, and perhaps tensors behind it.
-        length: bytes of the JSON; None if it is all.
+        name: the model's name.
+        body: JSON, possibly followed by tensors.
+        length: the length of the JSON in bytes; None if there is nothing else.
     """
 
     def __init__(self, name: str, body: bytes, length: str | None):
@@ -61,7 +61,7 @@ class Inference:
         self._request: Json = {}
 
     def read(self, schema: Schema) -> list[Row]:
-        """Return the rows; raise a `BadLineError` for what is no request."""
+        """Return the rows; raise a `BadLineError` for an invalid request."""
         try:
             return self._rows(schema)
         except BadLineError:
@@ -90,7 +90,7 @@ class Inference:
         return [dict(zip(columns, values, strict=True)) for values in zip(*columns.values(), strict=True)]
 
     def _values(self, tensor: Json, at: int) -> tuple[list[Any], int]:
-        """The values of a tensor as a row has them, and where the next binary one begins."""
+        """Return the values of a tensor as in rows, and where the next binary tensor begins."""
         shape, kind = [int(side) for side in tensor["shape"]], tensor["datatype"]
         count = shape[0]
         if not 0 < count <= MOST_ROWS or math.prod(shape) != count:
@@ -147,7 +147,7 @@ class Inference:
 
 
 def _plain(value: object) -> object:
-    """A value of a tensor as a row of JSON has it: numbers as text, None for what is missing."""
+    """Return a tensor's value as in a JSON row: numbers as text, None for a missing value."""
     if value is None or isinstance(value, bool | str):
         return value
     if isinstance(value, bytes):
@@ -160,7 +160,7 @@ def _plain(value: object) -> object:
 
 
 def _texts(data: bytes) -> Iterator[bytes]:
-    """Texts, each after its length in four bytes."""
+    """Decode strings, each preceded by its length in four bytes."""
     at = 0
     while at < len(data):
         (size,) = struct.unpack_from("<I", data, at)

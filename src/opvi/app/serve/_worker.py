@@ -1,4 +1,4 @@
-"""Threads that take what was put in for them, all that is there at once; and answers brought back to the event loop."""
+"""Threads that process queued items in groups, and return answers to the event loop."""
 
 import json
 import threading
@@ -14,7 +14,7 @@ TICK = 1.0  # seconds after which an idle worker looks around
 
 
 class Answer(NamedTuple):
-    """What a client is sent."""
+    """A response to a client."""
 
     status: int
     body: bytes
@@ -22,7 +22,7 @@ class Answer(NamedTuple):
 
 
 class Reply(Protocol):
-    """Where an answer is waited for: a future of the event loop, or a number that another process knows."""
+    """Where an answer is expected: a future of the event loop, or a number known to another process."""
 
     def done(self) -> bool:
         """Return whether nobody waits any more."""
@@ -32,13 +32,13 @@ class Reply(Protocol):
 
 
 class Loop(Protocol):
-    """Who brings answers back: the event loop, or the way to another process."""
+    """Delivers answers: the event loop, or a connection to another process."""
 
     def is_closed(self) -> bool:
         """Return whether nobody waits any more."""
 
     def call_soon_threadsafe(self, call: Callable[[], None], /) -> object:
-        """Call a function, soon, where replies may be answered."""
+        """Call a function soon, in the thread where replies may be answered."""
 
 
 def answer(content: Json, status: int = 200, **headers: str) -> Answer:
@@ -53,7 +53,7 @@ def refused(status: int, why: str, **headers: str) -> Answer:
 
 
 def deliver(loop: Loop, answers: Sequence[tuple[Reply, Answer]]) -> None:
-    """Hand answers to the event loop, all at once; clients that have gone are passed over."""
+    """Hand answers to the event loop, all at once, skipping clients that have gone."""
 
     def hand_over() -> None:
         for reply, said in answers:
@@ -65,13 +65,13 @@ def deliver(loop: Loop, answers: Sequence[tuple[Reply, Answer]]) -> None:
 
 
 class Worker(Generic[Item]):
-    """A thread that works on what was put in.
+    """A thread that processes queued items.
 
     Args:
-        name: of the thread.
-        work: called with the next items, at most `most`; with none after a second without any.
-        most: items at once.
-        every: seconds from one beginning to the next, at least: more is worked on together.
+        name: the thread's name.
+        work: called with the next items, at most `most`, or with none after an idle second.
+        most: the most items per call.
+        every: the least number of seconds between calls, so that more items are processed together.
     """
 
     def __init__(self, name: str, work: Callable[[list[Item]], None], most: int, every: float = 0.0):
@@ -81,11 +81,11 @@ class Worker(Generic[Item]):
         self._thread.start()
 
     def put(self, item: Item) -> None:
-        """Put something in."""
+        """Queue an item."""
         self._queue.put(item)
 
     def close(self) -> None:
-        """Finish what is there, then end."""
+        """Finish the queued items, then end."""
         self._every = 0.0
         self._queue.put(None)
         self._thread.join()

@@ -1,4 +1,4 @@
-"""The one thread that learns: rows that are durable become the next state, which is published whole."""
+"""The one thread that learns: durable rows become the next state, which is published as a whole."""
 
 import sys
 import threading
@@ -27,7 +27,7 @@ WINDOW = 10.0  # seconds over which the speed is measured
 
 
 class Published(NamedTuple):
-    """What predictions are made with; never changed, only replaced."""
+    """The state that predictions are made with; replaced, never changed."""
 
     schema: Schema
     sampler: Sampler
@@ -57,7 +57,7 @@ def joined(works: Sequence[Work]) -> Work:
 
 
 def parts(works: Sequence[Work]) -> Iterator[Work]:
-    """Yield rows that follow each other, about so many at once that a state is published often."""
+    """Yield consecutive rows, few enough at once that a state is published often."""
     some: list[Work] = []
     for work in works:
         some.append(work)
@@ -72,8 +72,8 @@ class Writer:
     """A learner in a thread.
 
     Args:
-        learner: restored, and open for writing.
-        log: where its rows come from.
+        learner: the restored learner, open for writing.
+        log: the source of its rows.
     """
 
     def __init__(self, learner: Learner, log: Log):
@@ -94,22 +94,22 @@ class Writer:
         return Published(made.schema, made.engine.sampler, made.engine.state, made.settings.seed, made.room)
 
     def warm(self) -> None:
-        """Compile before the first client waits: a copy learns rows that are no rows, and is forgotten."""
+        """Compile before the first client waits: a copy learns dummy rows and is discarded."""
         made = self.learner
         rows = np.zeros((BATCH, len(made.schema.features)), np.float32), np.zeros(BATCH, made.waiting[1].dtype)
         Engine(made.engine.sampler, made.settings.seed, batch=BATCH, state=made.engine.state).feed(rows)
 
     @property
     def behind(self) -> int:
-        """Rows that are durable and not learnt yet."""
+        """The number of durable rows not learnt yet."""
         return self.log.rows - self.end
 
     def put(self, work: Work) -> None:
-        """Hand on rows that are durable."""
+        """Queue durable rows."""
         self._worker.put(work)
 
     def learn(self, works: list[Work]) -> None:
-        """Learn rows, publish, and save now and then; after an error nothing more is learnt, and nothing is lost."""
+        """Learn rows, publish, and save now and then; after an error learning stops, but nothing is lost."""
         if self.failed:
             return
         try:
@@ -129,7 +129,7 @@ class Writer:
             print(f"opvi: {self.failed}", file=sys.stderr)
 
     def _try_to_save(self) -> None:
-        """Save; a full disk is no reason to stop, because the log has the rows."""
+        """Try to save; a full disk does not stop learning, because the log has the rows."""
         try:
             self.save()
         except RunError as error:
@@ -147,7 +147,7 @@ class Writer:
 
     @property
     def speed(self) -> float:
-        """Rows learnt per second, of late."""
+        """The recent number of rows learnt per second."""
         now = time.monotonic()
         recent = [point for point in self._speed.copy() if now - point[0] < WINDOW]
         return (recent[-1][1] - recent[0][1]) / max(now - recent[0][0], 1.0) if recent else 0.0
@@ -159,7 +159,7 @@ class Writer:
             return Learnt(made.run.about(), made.schema, made.settings, made.engine.sampler, made.tree(), [])
 
     def close(self) -> None:
-        """Learn what is durable, and save."""
+        """Learn the durable rows and save."""
         self._worker.close()
         if not self.failed and self.end > self._saved[-1]:
             self.save()
