@@ -147,7 +147,7 @@ def rescaled(
 ) -> tuple[RegressorState, Array]:
     """Return the state on the scale of its moments, if that is allowed and due, and whether it changed.
 
-    While the first rows wait nothing has been learnt, and the scale is simply theirs. `rows` are the latest x and weights.
+    While the first rows wait nothing has been learnt, and the scale is simply theirs. `rows` are the latest ones.
     """
     x, weight = rows
     now = (x * weight[:, None]).sum(0) / jnp.maximum(weight.sum(), 1e-30)
