@@ -14,6 +14,7 @@ from river import checks, compose, datasets, evaluate, feature_extraction, metri
 import opvi
 from opvi.adapters.river import Classifier, PredictiveDistribution, Regressor
 from opvi.adapters.river._features import VALUES, Columns
+from opvi.adapters.river._model import OnlineModel
 from opvi.tracking._regressor import BUDGET
 from opvi.tracking._widening import widened_classifier, widened_regressor
 
@@ -23,6 +24,7 @@ SMALL = {  # networks take twice as long to compile, and pass as well
 }
 NAMES = ("a", "b", "c")
 KEY = jax.random.key(0)
+WIDEST = 20  # features in River's checks
 
 
 def rows(count, seed=0):
@@ -58,13 +60,24 @@ def _quick_compilation():
     jax.config.update("jax_disable_most_optimizations", False)
 
 
+@pytest.fixture
+def _one_width(monkeypatch):
+    """Models with room for every feature of these tests from the first row on: one width, compiled once.
+
+    Widening has tests of its own.
+    """
+    needed = OnlineModel._needed
+    monkeypatch.setattr(OnlineModel, "_needed", lambda self: (max(WIDEST, *needed(self)),))
+
+
 @pytest.mark.parametrize(("model", "check"), list(all_checks()))
-@pytest.mark.usefixtures("_quick_compilation")
+@pytest.mark.usefixtures("_one_width")
 def test_conventions_of_river(model, check):
     """All of them: there is no exception."""
     check(model.clone())
 
 
+@pytest.mark.usefixtures("_one_width")
 @pytest.mark.parametrize("kind", ["regressor", "classifier"])
 def test_pipelines_and_progressive_validation(kind):
     if kind == "regressor":
@@ -82,12 +95,13 @@ def test_pipelines_and_progressive_validation(kind):
 
 def test_rows_one_at_a_time_equal_a_run_over_batches_bit_for_bit():
     x, y = rows(45)
+    x = [{**row, "d": row["a"] * row["b"]} for row in x]  # as wide as the model of another test
     model = linear("regressor")
     for row, target in zip(x, y, strict=True):
         model.learn_one(row, target)
     assert model.n_rows_seen == 40
     X = np.array([list(row.values()) for row in x], np.float32)
-    tracker = opvi.regressor(3, hidden=(), particles=2)
+    tracker = opvi.regressor(4, hidden=(), particles=2)
     key = jax.random.key(model._number)
     state, _ = opvi.run(tracker, opvi.stream((X[:40], np.array(y[:40])), 20), key)
     assert same(model._state, state)
@@ -97,6 +111,7 @@ def test_rows_one_at_a_time_equal_a_run_over_batches_bit_for_bit():
     assert model.n_rows_seen == 45
 
 
+@pytest.mark.usefixtures("_one_width")
 @pytest.mark.parametrize("kind", ["regressor", "classifier"])
 def test_predictions_do_not_see_what_they_predict(kind):
     """What is said about a row does not depend on its own target, nor on any after it."""
@@ -113,6 +128,7 @@ def test_predictions_do_not_see_what_they_predict(kind):
     assert said[0][40:] != said[1][40:]
 
 
+@pytest.mark.usefixtures("_one_width")
 def test_a_pickled_model_goes_on_bit_for_bit():
     x, y = rows(50)
     model = linear("classifier")
@@ -126,6 +142,7 @@ def test_a_pickled_model_goes_on_bit_for_bit():
     assert same(model._state, other._state)
 
 
+@pytest.mark.usefixtures("_one_width")
 def test_the_first_predictions():
     assert Regressor().predict_one({"a": 1}) is None
     assert Regressor().predict_one({"a": 1}, with_dist=True) is None
@@ -142,6 +159,7 @@ def test_the_first_predictions():
     assert model.predict_proba_one({}) == {"yes": 1.0}
 
 
+@pytest.mark.usefixtures("_one_width")
 def test_a_predictive_distribution():
     x, y = rows(200)
     model = linear("regressor")
@@ -152,7 +170,7 @@ def test_a_predictive_distribution():
     assert dist.mu == dist.mode == pytest.approx(model.predict_one(row), rel=1e-5)
     assert dist.n_samples == 200
     assert f"μ={dist.mu:.3f}" in repr(dist)
-    grid = np.linspace(dist.mu - 60 * dist.sigma, dist.mu + 60 * dist.sigma, 20001)
+    grid = np.linspace(dist.mu - 60 * dist.sigma, dist.mu + 60 * dist.sigma, 2001)
     density = np.array([dist(value) for value in grid])
     assert np.trapezoid(density, grid) == pytest.approx(1, abs=1e-3)
     spread = np.sqrt(np.trapezoid(density * (grid - dist.mu) ** 2, grid))
@@ -168,6 +186,7 @@ def test_a_predictive_distribution():
             change(1.0)
 
 
+@pytest.mark.usefixtures("_one_width")
 @pytest.mark.parametrize("frame", [pd.DataFrame, pl.DataFrame])
 def test_many_rows_at_once(frame):
     x, y = rows(60)
@@ -208,6 +227,7 @@ def test_a_table_of_features():
     assert sum(columns.row({"t": "value 49"})) == sum(columns.row({"t": "never seen"})) == 1
 
 
+@pytest.mark.usefixtures("_one_width")
 def test_texts_numbers_and_gaps_are_learnt_from():
     """y is a text's effect plus a slope: both are found, and a missing number counts as its mean."""
     rng = np.random.default_rng(0)
@@ -254,6 +274,7 @@ def test_words_that_are_left_out_are_not_there():
     assert sparse < 0.03
 
 
+@pytest.mark.usefixtures("_one_width")
 def test_zeros_that_an_encoder_drops_are_zeros():
     rng = np.random.default_rng(1)
     effect = dict(zip("abcdef", rng.normal(0, 5, 6), strict=True))
@@ -267,6 +288,7 @@ def test_zeros_that_an_encoder_drops_are_zeros():
     assert errors[0] < 1.01 * errors[1]
 
 
+@pytest.mark.usefixtures("_one_width")
 def test_dates_are_hours_and_weekdays_and_the_season_after_a_year():
     model, start = linear("regressor"), datetime(2023, 1, 2, tzinfo=UTC)
     rng = np.random.default_rng(0)
@@ -301,6 +323,7 @@ def test_a_feature_that_appears_late_is_learnt_and_what_was_known_stays():
     assert model.predict_one({"a": 1.0, "b": 100.0, "c": 0.0}) == pytest.approx(12, abs=0.5)
 
 
+@pytest.mark.usefixtures("_one_width")
 def test_classes_that_appear_late():
     x, y = rows(500)
     model = linear("classifier")
