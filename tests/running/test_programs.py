@@ -8,18 +8,23 @@ import sys
 import jax
 import pytest
 
+import opvi
 from opvi.running import _programs as programs
+from opvi.running import _traced as traced
+from opvi.running._engine import begun
 
 SCRIPT = """
 import json, jax, jax.monitoring, numpy as np
 heard = []
 jax.monitoring.register_event_listener(lambda name, **_: heard.append(name))
 import opvi
-from opvi.running import Engine
+from opvi.running import Engine, _engine
+one_round, traced = _engine.one_round, []
+_engine.one_round = lambda *given: traced.append(1) or one_round(*given)
 engine = Engine(opvi.regressor(2, hidden=(4,), particles=3), 0)
 x = np.random.default_rng(0).normal(size=(40, 2))
 engine.feed((x, x[:, 0]))
-print(json.dumps([sum("cache_hits" in name for name in heard), float(engine.state.particles.sum())]))
+print(json.dumps([sum("cache_hits" in name for name in heard), float(engine.state.particles.sum()), bool(traced)]))
 """
 
 
@@ -33,15 +38,17 @@ def run(**variables):
 
 @pytest.mark.slow
 def test_the_next_process_finds_them_even_after_damage(tmp_path):
-    first, bits = run(OPVI_PROGRAMS=str(tmp_path))
-    kept = sorted(tmp_path.glob("*-cache"))
+    first, bits, traced = run(OPVI_PROGRAMS=str(tmp_path))
+    kept, lowered = sorted(tmp_path.glob("*-cache")), sorted((tmp_path / "traced").iterdir())
     assert first == 0
     assert kept
-    assert run(OPVI_PROGRAMS=str(tmp_path)) == [len(kept), bits]
-    for path in kept:
+    assert lowered
+    assert traced
+    assert run(OPVI_PROGRAMS=str(tmp_path)) == [len(kept), bits, False]  # nothing is compiled, and nothing is traced
+    for path in [*kept, *lowered]:
         path.write_bytes(path.read_bytes()[:100])
-    assert run(OPVI_PROGRAMS=str(tmp_path))[1] == bits
-    assert run(OPVI_PROGRAMS="off", XDG_CACHE_HOME=str(tmp_path / "cache")) == [0, bits]
+    assert run(OPVI_PROGRAMS=str(tmp_path))[1:] == [bits, True]
+    assert run(OPVI_PROGRAMS="off", XDG_CACHE_HOME=str(tmp_path / "cache")) == [0, bits, True]
     assert not (tmp_path / "cache").exists()
 
 
@@ -56,6 +63,7 @@ def untouched(monkeypatch):
     before = {name: jax.config.values[name] for name in names}
     jax.config.update("jax_compilation_cache_dir", None)
     monkeypatch.setattr(programs, "_asked", False)
+    monkeypatch.setattr(programs, "_folder", None)
     yield monkeypatch
     for name, value in before.items():
         jax.config.update(name, value)
@@ -83,3 +91,39 @@ def test_half_a_program_is_swept_away_and_a_file_in_the_way_is_no_error(untouche
     untouched.setattr(programs, "_asked", False)
     untouched.setenv("OPVI_PROGRAMS", str(tmp_path / "b-cache" / "below"))
     assert programs.keep_programs() is None
+
+
+def test_what_was_traced_is_found_by_everything_that_it_depends_on(untouched, tmp_path):
+    sampler, key = opvi.regressor(2, hidden=(4,), particles=3), jax.random.key(0)
+    assert traced._place(begun, (sampler,), (key,)) is None  # no programs are kept
+    untouched.setenv("OPVI_PROGRAMS", str(tmp_path))
+    programs.keep_programs()
+    place = traced._place(begun, (sampler,), (key,))
+    assert traced._place(begun, (opvi.regressor(2, hidden=(4,), particles=3),), (key,)) == place
+    others = [
+        traced._place(opvi.running._engine.answer, (sampler,), (key,)),
+        traced._place(begun, (opvi.regressor(2, hidden=(4,), particles=4),), (key,)),
+        traced._place(begun, (sampler,), (jax.random.split(key),)),
+        traced._place(begun, (sampler,), ((key,),)),
+    ]
+    with jax.default_matmul_precision("highest"):
+        others.append(traced._place(begun, (sampler,), (key,)))
+    untouched.setattr(traced, "_sources", lambda: "another version")
+    others.append(traced._place(begun, (sampler,), (key,)))
+    assert len({place, *others}) == 7
+    assert traced._place(begun, (lambda: 0,), (key,)) is None  # a function of the user
+    untouched.setattr(jax, "device_count", lambda: 2)
+    assert traced._place(begun, (sampler,), (key,)) is None
+
+
+def test_the_results_of_tracing_are_bounded_and_whole(tmp_path, monkeypatch):
+    monkeypatch.setattr(traced, "MOST", 2)
+    for i, name in enumerate("abc"):
+        traced._write(tmp_path / "traced" / name, name.encode())
+        os.utime(tmp_path / "traced" / name, (i, i))
+    traced._write(tmp_path / "traced" / "d", b"d")
+    assert sorted(path.name for path in (tmp_path / "traced").iterdir()) == ["c", "d"]
+    assert traced._read(tmp_path / "traced" / "d") == b"d"
+    (tmp_path / "traced" / "d").write_bytes(bytes(32) + b"d")
+    assert traced._read(tmp_path / "traced" / "d") is None
+    assert traced._read(tmp_path / "traced" / "a") is None

@@ -18,6 +18,7 @@ from opvi.running._learners import one_learner, without_mark
 from opvi.running._plain import from_plain, plainly
 from opvi.running._programs import keep_programs
 from opvi.running._rows import as_rows, cut, joined, padded, row_count, size_of, taken, weights
+from opvi.running._traced import traced
 from opvi.types import Array, ArrayLike, Batch, Data, Info, Key, Sampler, Seed, State, Tree, as_key
 
 CHUNK_BYTES = 1 << 24  # of batches held at once
@@ -97,7 +98,12 @@ def answer(
 @cache
 def program(function: Callable[..., Tree], settings: int, quick: bool) -> Callable[..., Tree]:
     """Return a function, whose first arguments are settings, as the engine compiles it."""
-    return jax.jit(function, static_argnums=tuple(range(settings)), compiler_options=compiler_options(quick))
+
+    def kept(*arguments: Any) -> Tree:
+        return traced(function, arguments[:settings], arguments[settings:])
+
+    kept.__name__ = function.__name__
+    return jax.jit(kept, static_argnums=tuple(range(settings)), compiler_options=compiler_options(quick))
 
 
 class Fed(NamedTuple):

@@ -13,6 +13,12 @@ LARGEST = 1 << 29  # bytes that the folder may take; the programs used longest a
 WORTH_KEEPING = 0.2  # seconds that a program took to compile
 
 _asked = False
+_folder: Path | None = None
+
+
+def kept_in() -> Path | None:
+    """Return the folder that `keep_programs` chose, None if it chose none or JAX has been given another since."""
+    return _folder if _folder and jax.config.values["jax_compilation_cache_dir"] == str(_folder) else None
 
 
 def keep_programs() -> Path | None:
@@ -23,7 +29,7 @@ def keep_programs() -> Path | None:
     if a GPU is used, whose own caches serve. Called by estimators, River models and the command line; the first call
     decides.
     """
-    global _asked
+    global _asked, _folder
     wanted = os.environ.get(SWITCH, "")
     if _asked or wanted.lower() in ("off", "0", "no") or jax.config.values["jax_compilation_cache_dir"]:
         return None
@@ -39,6 +45,7 @@ def keep_programs() -> Path | None:
     jax.config.update("jax_compilation_cache_max_size", LARGEST)
     jax.config.update("jax_persistent_cache_min_compile_time_secs", WORTH_KEEPING)
     jax.config.update("jax_compilation_cache_dir", str(folder))
+    _folder = folder
     return folder
 
 
