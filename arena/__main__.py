@@ -1,4 +1,4 @@
-"""Play streams by methods, keep every cell as it comes, write one page and one JSON: `python -m arena`."""
+"""Run every method on every stream, keep each cell, and write one page and one JSON file: `python -m arena`."""
 
 import argparse
 import json
@@ -38,7 +38,7 @@ def at_least_1(text: str) -> int:
 
 
 def named(words: list[str], known: Iterable[str], what: str) -> list[str]:
-    """Return the names that contain one of the words; all of them without any words."""
+    """Return the names that contain one of the words; all names if there are no words."""
     names = list(known)
     for word in words:
         if not any(word.lower() in name.lower() for name in names):
@@ -47,7 +47,7 @@ def named(words: list[str], known: Iterable[str], what: str) -> list[str]:
 
 
 def arguments() -> argparse.Namespace:
-    """Return what was asked for."""
+    """Return the command line's options."""
     parser = argparse.ArgumentParser(prog="python -m arena", description=__doc__)
     parser.add_argument("--out", type=Path, default=Path("arena-output"), help="folder of cells and results")
     parser.add_argument("--streams", action="append", default=[], help="only streams whose name contains this; repeat")
@@ -64,7 +64,7 @@ def arguments() -> argparse.Namespace:
 
 
 def wanted(options: argparse.Namespace) -> list[tuple[str, str, list[int]]]:
-    """Return the cells that were asked for, as streams, methods and seeds."""
+    """Return the requested cells, as streams, methods and seeds."""
     from arena.cells import sources
     from arena.methods import METHODS
     from arena.report import cell_names
@@ -76,7 +76,7 @@ def wanted(options: argparse.Namespace) -> list[tuple[str, str, list[int]]]:
 
 
 def missing_cells(options: argparse.Namespace, fresh: bool = False) -> list[tuple[str, str, list[int]]]:
-    """Return those that are not there yet; all of them if `fresh`."""
+    """Return the cells that do not exist yet; all of them if `fresh`."""
     from arena.cells import path
 
     todo = [
@@ -87,7 +87,7 @@ def missing_cells(options: argparse.Namespace, fresh: bool = False) -> list[tupl
 
 
 def play(options: argparse.Namespace) -> list[str]:
-    """Play what is missing, a new process for each stream and method; return what went wrong."""
+    """Run the missing cells, one process per stream and method; return the errors."""
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
     from arena.cells import run, sources
@@ -113,7 +113,7 @@ def play(options: argparse.Namespace) -> list[str]:
 
 
 def write(options: argparse.Namespace) -> Path:
-    """Write arena.json and arena.html from the cells that are there; return the page's path."""
+    """Write arena.json and arena.html from the existing cells; return the page's path."""
     from arena.cells import sources
     from arena.page import render
     from arena.report import report
@@ -150,7 +150,7 @@ def publish(folder: Path) -> None:
 
 
 def main() -> None:
-    """Play, and write."""
+    """Run the cells and write the results."""
     options = arguments()
     for name, value in SETTINGS.items():
         os.environ.setdefault(name, value + QUICK if options.smoke and name == "XLA_FLAGS" else value)

@@ -23,7 +23,7 @@ DRAWS = 1000  # from a posterior at every look
 
 
 def sources() -> dict[str, Source]:
-    """Return all streams by name; those with a posterior need JAX, and are only described here."""
+    """Return all streams by name; those with a posterior need JAX, so they are only described here."""
     from arena.posteriors import POSTERIORS
 
     return STREAMS | POSTERIORS
@@ -35,25 +35,25 @@ def path(folder: Path, stream: str, method: str, seed: int) -> Path:
 
 
 class Clock:
-    """Processor seconds spent by the method, and not by the scores; the first answer is apart from the rest."""
+    """Processor seconds spent by the method, scoring excluded; the first answer is counted separately."""
 
     def __init__(self) -> None:
         self.total, self.first, self.rows = 0.0, 0.0, 0
 
     def spend(self, call: Any, *arguments: Any) -> Any:
-        """Call, and count."""
+        """Call a function, and count its processor time."""
         began = time.process_time()
         result = call(*arguments)
         self.total += time.process_time() - began
         return result
 
     def answered(self, rows: int) -> None:
-        """Say that the first answer with knowledge is there, after so many rows."""
+        """Record the first informed answer, after this many rows."""
         if not self.first:
             self.first, self.rows = self.total, rows
 
     def per_row(self, rows: int) -> float:
-        """Return milliseconds per row after the first answer; not a number if that was the last row."""
+        """Return milliseconds per row after the first answer; NaN if that was the last row."""
         return 1e3 * (self.total - self.first) / (rows - self.rows) if rows > self.rows else math.nan
 
 
@@ -92,7 +92,7 @@ def play_table(stream: Stream, method: str, seed: int) -> dict[str, Any]:
 
 
 def play_posterior(problem: Any, method: str, seed: int) -> dict[str, Any]:
-    """Return the distance to the posterior at every look, and its mean."""
+    """Return the distance to the posterior at every checkpoint, and its mean."""
     import jax
 
     clock, rows = Clock(), len(jax.tree.leaves(problem.rows)[0])
@@ -117,9 +117,9 @@ def _record(found: dict[str, float], clock: Clock, rows: int, player: Any, curve
 
 
 def run(folder: str, stream: str, method: str, seeds: list[int], rows: int | None = None) -> list[str]:
-    """Play the cells of a stream and a method, one file each; return what went wrong.
+    """Run the cells of a stream and a method, one file each; return the errors.
 
-    Only the first one in a process says how long a first answer takes: the programs are compiled then.
+    Only the first cell in a process measures the time to the first answer, because it compiles the programs.
     """
     import_module(f"arena.methods.{METHODS[method].module}")  # before the clock
     source, wrong, cpu = sources()[stream], [], machine()["cpu"]

@@ -1,4 +1,4 @@
-"""opvi's samplers as players: rows go through the engine that is under all of opvi's front doors."""
+"""opvi's samplers as players: rows go through the engine behind all of opvi's interfaces."""
 
 from typing import Any
 
@@ -30,7 +30,7 @@ class Table:
         return Numbers(*(np.asarray(part, float) for part in self.engine.ask(X, _components)))
 
     def learn(self, X: np.ndarray, y: np.ndarray) -> None:
-        """Learn a batch, full or not."""
+        """Learn a batch, which may be incomplete."""
         self.engine.feed((X, y.astype(np.int32) if self.classes else y), last=True)
 
     def state(self) -> Any:

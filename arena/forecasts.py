@@ -1,6 +1,6 @@
-r"""What a method says about numbers it has not seen: mixtures of Student-t and normal distributions, and their scores.
+r"""Forecasts of numbers: mixtures of Student-t and normal distributions, and their scores.
 
-A method whose model is a bare point gets a normal distribution from its own past errors (`Band`).
+A method that predicts points gets a normal distribution from its own past errors (`Band`).
 """
 
 from functools import cache
@@ -100,7 +100,7 @@ class Band:
         return Numbers(point[:, None], np.full((len(point), 1), max(variance, 1e-12)))
 
     def learn(self, point: np.ndarray | None, y: np.ndarray) -> None:
-        """Take in the errors of predictions made before learning; None if nothing had been learnt by then."""
+        """Learn from the errors of predictions made before learning; None if nothing had been learnt by then."""
         if point is None:
             self.first = float(y.var()) or 1.0
             return

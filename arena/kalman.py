@@ -1,4 +1,4 @@
-r"""Parts of the filters among the methods: a small network, what an observation says, and probabilities from logits."""
+r"""Parts of the filters: a small network, the likelihood of an observation, and probabilities from logits."""
 
 from collections.abc import Callable
 from functools import cache, partial
@@ -44,7 +44,7 @@ LINKS: dict[str, Callable[..., jax.Array]] = {"normal": _linear, "logistic": _si
 
 @cache
 def network(columns: int, hidden: int, classes: int) -> tuple[Callable[..., Any], Callable[..., Any]]:
-    """Return the outputs of a network, and what it expects of y: the output itself, or probabilities."""
+    """Return the outputs of a network, and the expectation of y: the output itself, or probabilities."""
     f = partial(outputs_of, (columns, hidden, max(classes, 1)))
     return f, (partial(_softmax, f) if classes else f)
 
@@ -59,7 +59,7 @@ def observe(h: Callable[..., jax.Array], labels: bool, w: jax.Array, x: jax.Arra
 
 
 def next_noise(known: bool, noise: jax.Array, error: jax.Array, variance: jax.Array) -> jax.Array:
-    """Return the noise after an error: what the weights' own variance does not explain of it, a twentieth at least."""
+    """Return the noise after an error: the part that the weights' variance does not explain, at least a twentieth."""
     if known:
         return noise
     square = jnp.minimum(error[0] ** 2, 25.0)

@@ -1,4 +1,4 @@
-"""The report as one static page: sortable tables and a chart for each stream, without anything to load."""
+"""The report as one static page: sortable tables and a chart for each stream, with no external files."""
 
 from pathlib import Path
 from typing import Any
@@ -27,7 +27,7 @@ COLUMNS = {
 
 
 def chart(played: dict[str, Any]) -> dict[str, Any]:
-    """Return the lines of a stream's chart in the coordinates of its picture, ours last and so on top."""
+    """Return the lines of a stream's chart in picture coordinates, ours last and so on top."""
     rows = played["curve rows"]
     curves = {m: found["curve"] for m, found in played["methods"].items() if any(v is not None for v in found["curve"])}
     values = np.array([v for curve in curves.values() for v in curve if v is not None])

@@ -1,4 +1,4 @@
-"""What the filters among the methods share: scaling, the noise of numbers, and draws from a normal posterior."""
+"""What the filters share: scaling, noise, and draws from a normal posterior."""
 
 from collections.abc import Callable
 from typing import Any
@@ -14,7 +14,7 @@ from arena.scaling import Units
 
 
 class Linearised:
-    """A filter of a network: it learns rows in standard units, and says outputs with variances."""
+    """A filter of a network: it learns rows in standard units, and predicts outputs with variances."""
 
     def __init__(
         self,

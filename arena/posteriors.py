@@ -18,7 +18,7 @@ LOOKS = 4  # at the posterior, evenly spaced
 
 
 class Problem(NamedTuple):
-    """A model, its rows, and what is true after some of them."""
+    """A model, its rows, and the exact posterior after some of them."""
 
     target: opvi.Target
     rows: Any  # a pytree of arrays with one leading axis
@@ -38,12 +38,12 @@ def _looks(rows: int, batch: int) -> tuple[int, ...]:
 
 
 def normal_row(v: jax.Array, data: Any) -> jax.Array:
-    """Log likelihood of $y \\sim N(x w, 0.25)$."""
+    """Return the log likelihood of $y \\sim N(x w, 0.25)$."""
     return -((data[1] - data[0] @ v) ** 2) / (2 * NOISE)
 
 
 def logistic_row(v: jax.Array, data: Any) -> jax.Array:
-    """Log likelihood of a label that is 1 with probability $\\sigma(x w)$."""
+    """Return the log likelihood of a label that is 1 with probability $\\sigma(x w)$."""
     eta = data[0] @ v
     return data[1] * jax.nn.log_sigmoid(eta) + (1 - data[1]) * jax.nn.log_sigmoid(-eta)
 
@@ -88,7 +88,7 @@ def linear(seed: int, rows: int) -> Problem:
 
 
 def logistic(seed: int, rows: int) -> Problem:
-    """Logistic regression with two weights, whose posterior is summed over a grid."""
+    """Logistic regression with two weights, whose posterior is computed on a grid."""
     rng = np.random.default_rng(6000 + seed)
     X = np.column_stack([np.ones(rows), rng.normal(size=rows)])
     y = rng.random(rows) < 1 / (1 + np.exp(-X @ np.array([-0.5, 1.5])))
@@ -123,7 +123,7 @@ def mixture(seed: int, rows: int) -> Problem:
 
 
 def reference(name: str, seed: int, rows: int) -> Problem:
-    """A posterior of posteriordb, at the end of its rows; the seed is the method's."""
+    """A posterior of posteriordb, compared after its last row; the seed is the method's."""
     model = _loaded(name)
     data = jax.tree.map(lambda a: a.astype(np.float32) if a.dtype.kind == "f" else a, model.rows)
     count = len(jax.tree.leaves(data)[0])

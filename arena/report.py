@@ -1,4 +1,4 @@
-"""All cells as one report: means over the seeds, regret, ranks, and what opvi loses."""
+"""All cells as one report: means over the seeds, regret, ranks, and where opvi loses."""
 
 import json
 import math
@@ -37,7 +37,7 @@ def _rounded(value: float) -> float:
 
 
 def _mean(values: list[float]) -> dict[str, float]:
-    """Return the mean over the seeds, and their standard deviation where there are several."""
+    """Return the mean over the seeds, and their standard deviation if there are several."""
     found = {"mean": _rounded(float(np.mean(values))), "seeds": len(values)}
     return found | ({"sd": _rounded(float(np.std(values, ddof=1)))} if len(values) > 1 else {})
 
@@ -123,7 +123,7 @@ def overall(streams: dict[str, Any]) -> dict[str, Any]:
 
 
 def cell_names(seeds: list[int], streams: list[str], methods: list[str]) -> list[tuple[str, str, list[int]]]:
-    """Return the cells to play: streams, methods and seeds that go together and whose libraries are there."""
+    """Return the cells to run: matching streams, methods and seeds whose libraries are installed."""
     known = sources()
     return [(s, m, seeds) for s in streams for m in methods if plays(m, s, known[s]) and not missing(m)]
 

@@ -1,4 +1,4 @@
-"""Standardising with the rows learnt so far, for methods that need it and do not do it themselves."""
+"""Standardisation with the rows learnt so far, for methods that need it but do not do it themselves."""
 
 import numpy as np
 
@@ -12,7 +12,7 @@ class Scaler:
         self.count, self.mean, self.square = 0, np.zeros(columns), np.zeros(columns)
 
     def learn(self, X: np.ndarray) -> None:
-        """Take in some rows."""
+        """Update with some rows."""
         n, mean = len(X), X.mean(0)
         away, total = mean - self.mean, self.count + n
         self.square += ((X - mean) ** 2).sum(0) + away**2 * self.count * n / total
@@ -20,12 +20,12 @@ class Scaler:
 
     @property
     def sd(self) -> np.ndarray:
-        """Standard deviations; 1 for columns that have not moved."""
+        """The standard deviations; 1 for constant columns."""
         sd = np.sqrt(self.square / max(self.count, 1))
         return np.where(sd > 1e-12, sd, 1.0)
 
     def __call__(self, X: np.ndarray) -> np.ndarray:
-        """Return the rows in standard units, at most 10 of them from the mean."""
+        """Return the rows in standard units, clipped at 10 from the mean."""
         return np.clip((X - self.mean) / self.sd, -10, 10).astype(np.float32)
 
 
@@ -36,7 +36,7 @@ class Units:
         self.classes, self.inputs, self.outputs = classes, Scaler(columns), Scaler(1)
 
     def learn(self, X: np.ndarray, y: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Take in some rows, and return them in standard units; y as `[rows, 1]` or `[rows, classes]`."""
+        """Update with some rows, and return them in standard units; y as `[rows, 1]` or `[rows, classes]`."""
         self.inputs.learn(X)
         if self.classes:
             return self.inputs(X), np.eye(self.classes, dtype=np.float32)[y]

@@ -1,4 +1,4 @@
-"""Measures of a pass: errors, log scores, calibration in windows, recovery after a change, distance to a posterior."""
+"""Measures of a run: errors, log scores, calibration in windows, recovery after a change, distance to a posterior."""
 
 from typing import Any
 
@@ -33,7 +33,7 @@ COSTS = ("ms per row", "first answer", "bytes")
 
 
 def floored(p: np.ndarray) -> np.ndarray:
-    """Return probabilities none of which is 0: one wrong row must not decide a stream."""
+    """Return probabilities bounded away from 0, so that one wrong row cannot decide a stream."""
     return (1 - FLOOR) * p + FLOOR / p.shape[1]
 
 
@@ -70,8 +70,8 @@ def summary(losses: dict[str, np.ndarray], counted: np.ndarray, changes: tuple[i
     """Return the measures over the rows that count.
 
     Args:
-        losses: of `class_losses` or `number_losses`, a number per row of the stream.
-        counted: which rows count: not the first ones, no garbage.
+        losses: from `class_losses` or `number_losses`, one number per row of the stream.
+        counted: which rows count; the first ones and garbage do not.
         changes: rows at which the stream changed.
     """
     kept = {name: values[counted] for name, values in losses.items()}
@@ -92,13 +92,13 @@ def summary(losses: dict[str, np.ndarray], counted: np.ndarray, changes: tuple[i
 
 
 def recovery(log: np.ndarray, changes: tuple[int, ...]) -> float:
-    """Return the mean log score in the rows before each change less that in the rows after it."""
+    """Return the mean log score in the rows before each change minus that in the rows after it."""
     lost = [log[max(at - WINDOW, 0) : at].mean() - log[at : at + WINDOW].mean() for at in changes]
     return float(np.mean(lost))
 
 
 def curve(log: np.ndarray, counted: np.ndarray) -> tuple[list[int], list[float]]:
-    """Return rows, and the mean log score between each and the one before."""
+    """Return row numbers, and the mean log score between consecutive ones."""
     rows = np.flatnonzero(counted)
     parts = [part for part in np.array_split(rows, min(POINTS, len(rows))) if len(part)]
     return [int(part[-1]) + 1 for part in parts], [round(float(log[part].mean()), 4) for part in parts]
@@ -111,6 +111,6 @@ def distance(draws: np.ndarray, exact: np.ndarray) -> float:
 
 
 def best_in_hindsight(log_scores: dict[str, float]) -> dict[str, float]:
-    """Return how far each method's log score stays behind the best one's."""
+    """Return how far each method's log score is behind the best one's."""
     best = max(log_scores.values())
     return {name: best - value for name, value in log_scores.items()}

@@ -1,4 +1,4 @@
-"""The streams: tables in the order in which they come, at most some thousand rows each."""
+"""The streams: tables in their original order, at most a few thousand rows each."""
 
 import re
 from collections.abc import Callable
@@ -11,7 +11,7 @@ GARBAGE = 50.0  # standard deviations
 
 
 class Stream(NamedTuple):
-    """Rows in their order, and how they are dealt out."""
+    """Rows in order, and how they are delivered."""
 
     X: np.ndarray
     y: np.ndarray
@@ -77,7 +77,7 @@ def _mnist(seed: int, rows: int) -> Stream:
 
 
 def friedman(seed: int, rows: int, jumps: bool = False, swings: bool = False, delay: int = 0) -> Stream:
-    """Return Friedman's function of five columns among eight, whose columns change places or whose terms swing."""
+    """Return Friedman's function of five columns among eight; columns are swapped or terms oscillate."""
     rng = np.random.default_rng(2000 + seed)
     X = rng.uniform(size=(rows, 8))
     moved, at = X.copy(), rows // 2
@@ -98,7 +98,7 @@ def friedman(seed: int, rows: int, jumps: bool = False, swings: bool = False, de
 
 
 def sea(seed: int, rows: int) -> Stream:
-    """Return SEA's three columns, whose sum of two is compared with a bound that jumps; a tenth of the labels lie."""
+    """Return SEA's three columns; the sum of two is compared with a threshold that jumps; a tenth of labels are wrong."""
     rng = np.random.default_rng(3000 + seed)
     X, bounds = rng.uniform(0, 10, (rows, 3)), (8.0, 9.0, 7.0, 9.5)
     part = np.arange(rows) * len(bounds) // rows

@@ -1,6 +1,6 @@
-"""The methods: a line each here, and an adapter of at most 60 lines in a module beside this one.
+"""The methods: one line each here, and an adapter of at most 60 lines in a module next to this one.
 
-An adapter module has some of `regression(task, seed, **options)`, `classes(task, seed, **options)` and
+An adapter module defines some of `regression(task, seed, **options)`, `classes(task, seed, **options)` and
 `posterior(problem, seed, **options)`. The first two return an object with
 
 - `predict(X)`: for numbers `forecasts.Numbers`, or bare points `[rows]`; for classes probabilities `[rows, classes]`;
@@ -79,7 +79,7 @@ METHODS: dict[str, Entry] = {
 
 
 def missing(name: str) -> list[str]:
-    """Return the libraries that a method needs and that are not installed."""
+    """Return the libraries that a method needs but that are not installed."""
     return [library for library in METHODS[name].needs if find_spec(library) is None]
 
 

@@ -1,4 +1,4 @@
-"""Gradient boosting by LightGBM, fitted again to all rows now and then."""
+"""Gradient boosting by LightGBM, refitted to all rows from time to time."""
 
 from typing import Any
 

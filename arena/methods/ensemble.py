@@ -1,4 +1,4 @@
-"""A deep ensemble: five networks from their own starts, a few steps of Adam on every batch."""
+"""A deep ensemble: five networks with different starts, and a few Adam steps on every batch."""
 
 from functools import partial
 from typing import Any

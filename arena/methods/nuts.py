@@ -1,4 +1,4 @@
-"""NUTS by NumPyro, run anew on all rows whenever it is asked: what no online method can be expected to beat."""
+"""NUTS by NumPyro, run again on all rows for every answer: no online method can be expected to beat it."""
 
 from typing import Any
 
@@ -14,7 +14,7 @@ WARM_UP, CHAIN, STARTS = 500, 1000, 50
 
 
 class posterior:  # noqa: N801  # a factory
-    """All rows are kept, and padded with rows of weight 0 so that one program serves."""
+    """Keep all rows, padded with rows of weight 0 so that one program serves."""
 
     def __init__(self, problem: Problem, seed: int) -> None:
         self.target, self.seed, self.rows = problem.target, seed, 0

@@ -1,4 +1,4 @@
-"""opvi's recommended samplers, as they come."""
+"""opvi's recommended samplers with default settings."""
 
 from typing import Any
 

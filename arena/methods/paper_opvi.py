@@ -51,7 +51,7 @@ def classes(task: Task, seed: int) -> _Scaled:
 
 
 class posterior(Model):  # noqa: N801  # a factory
-    """OPVI of the mixture, with growing batches as in the paper."""
+    """Return OPVI on the mixture, with growing batches as in the paper."""
 
     def __init__(self, problem: Problem, seed: int) -> None:
         sampler = opvi.opvi(problem.target, step=opvi.schedules.decaying(STEPS["text"]["OPVI"], 0.55), field=_field())

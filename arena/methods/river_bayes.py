@@ -1,4 +1,4 @@
-"""River's Bayesian linear regression; the noise of numbers is learnt from past errors, as it states none of its own."""
+"""River's Bayesian linear regression; the noise is learnt from past errors, because the model states none."""
 
 from typing import Any
 
@@ -11,7 +11,7 @@ from arena.scaling import Units
 
 
 class regression:  # noqa: N801  # a factory
-    """Columns and targets scaled by the rows so far, and a constant; as wide as its past errors."""
+    """Return a regressor on columns and targets scaled by the rows so far, with a constant column."""
 
     def __init__(self, task: Task, seed: int) -> None:
         self.model, self.units = linear_model.BayesianLinearRegression(), Units(task.columns, 0)
@@ -34,7 +34,7 @@ def _dicts(X: np.ndarray) -> list[dict[int, float]]:
 
 
 class posterior:  # noqa: N801  # a factory
-    """The posterior of a linear model whose noise is known; exact."""
+    """Return the exact posterior of a linear model with known noise."""
 
     def __init__(self, problem: Problem, seed: int) -> None:
         self.model = linear_model.BayesianLinearRegression(beta=1 / NOISE)

@@ -1,4 +1,4 @@
-"""What opvi asks of a CPU: options for the compiler, and one thread of BLAS while a model learns."""
+"""CPU settings: options for the compiler, and a single BLAS thread while a model learns."""
 
 import threading
 from collections.abc import Iterator
@@ -14,10 +14,10 @@ _before: dict[Any, int] = {}  # how many threads each library had before the fir
 
 
 def compiler_options(quick: bool) -> dict[str, int | bool] | None:
-    """Return what XLA is asked for where opvi compiles for itself; None on other devices.
+    """Return the XLA options for programs that opvi compiles itself; None on other devices.
 
     Its older emitters of fused loops, which end with JAX 0.10, take half the time and less than half the memory, for
-    programs that are as fast. Programs that are not optimised compile four times sooner still, and run half as fast.
+    programs that are as fast. Programs without optimisation compile four times faster still, and run half as fast.
     """
     if jax.default_backend() != "cpu":
         return None
@@ -27,10 +27,10 @@ def compiler_options(quick: bool) -> dict[str, int | bool] | None:
 
 @contextmanager
 def one_blas_thread() -> Iterator[None]:
-    """In this block the BLAS that JAX calls, which is SciPy's, uses one thread: more would wait for small matrices.
+    """Within this block SciPy's BLAS, which JAX calls, uses one thread: more would wait for small matrices.
 
-    They wait in a loop: a classifier takes three times the processor time, on a busy machine twenty times. Blocks may
-    overlap in several threads; the last one out gives back the number there was.
+    They wait actively: a classifier takes three times the processor time, on a busy machine twenty times. Blocks may
+    overlap in several threads; the last one out restores the previous number.
     """
     global _learning
     with _lock:
@@ -52,7 +52,7 @@ def one_blas_thread() -> Iterator[None]:
 
 @cache
 def _libraries() -> tuple[Any, ...]:
-    """Return SciPy's BLAS; all there are where its own cannot be told from others."""
+    """Return SciPy's BLAS; all BLAS libraries if its own cannot be identified."""
     import scipy.linalg.cython_lapack  # noqa: F401  # it must be loaded to be found
     from threadpoolctl import ThreadpoolController
 

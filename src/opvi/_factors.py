@@ -1,8 +1,8 @@
 """Matrices factored one at a time inside compiled programs, because batches of LAPACK calls can hang.
 
-Up to jaxlib 0.10 a CPU shares a batch of LAPACK calls out among XLA's threads and waits for them in one of these. Where
-two programs do so at once, in two threads of a user, all threads can wait for each other for ever. A call for a single
-matrix runs where it stands; for the sizes that occur (2 to 100) a loop of such calls takes as long as the batch.
+Up to jaxlib 0.10, a batch of LAPACK calls on a CPU is shared among XLA's threads, one of which waits for the rest. If
+two programs do so at once, in two user threads, all threads can wait for each other forever. A call for a single
+matrix runs in its own thread; for the sizes that occur (2 to 100) a loop of such calls takes as long as the batch.
 """
 
 from collections.abc import Callable
@@ -15,9 +15,9 @@ from opvi.types import Array, Tree
 
 
 def one_by_one(function: Callable[..., Tree], *arrays: Array) -> Tree:
-    """Return a function of matrices over their leading axes, which all have in common; also inside of `jax.vmap`.
+    """Return a function mapped over the common leading axes of its matrices; it also works inside `jax.vmap`.
 
-    On several devices it is the batch, since a loop would gather what lies on the others.
+    On several devices it is batched, because a loop would gather data from the others.
     """
     alone = jax.default_backend() == "cpu" and jax.device_count() == 1
     each = sequential_vmap(function) if alone else function
@@ -39,7 +39,7 @@ def root_inverse(S: Array) -> Array:
 
 
 def solve(M: Array, columns: Array) -> Array:
-    r"""Return $M^{-1}$ times columns, of matrices `[..., R, R]` and `[..., R, C]`."""
+    r"""Return $M^{-1}$ times columns, for matrices `[..., R, R]` and `[..., R, C]`."""
     return one_by_one(jnp.linalg.solve, M, columns)
 
 

@@ -1,4 +1,4 @@
-"""Forked processes: JAX's threads do not come along, so the first call there raises an error instead of hanging.
+"""Forked processes: JAX's threads are not inherited, so the first call there raises an error instead of hanging.
 
 All front doors ask: `run`, engines, estimators, River models, keyed models, `opvi.predict`, and every sampler's own
 `init`, `step`, `predict` and `draws`. What is computed with JAX alone is its own affair; it warns when a process forks.
@@ -25,7 +25,7 @@ if hasattr(os, "register_at_fork"):
 
 
 def refuse_forked() -> None:
-    """Raise an error in a process that was forked after JAX was used, where any computation can wait for ever."""
+    """Raise an error in a process that was forked after JAX was used, where any computation can hang forever."""
     if _hopeless:
         raise RuntimeError(
             "this process was forked from one that had used JAX, whose threads a fork leaves behind, so computing here "

@@ -1,4 +1,4 @@
-"""What `import opvi` offers. It is loaded when the first of these names is asked for."""
+"""The public names of `import opvi`, loaded when the first of them is used."""
 
 from opvi import filters as filters
 from opvi import flows as flows

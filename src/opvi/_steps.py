@@ -1,4 +1,4 @@
-"""What all samplers share: counting rounds and rows, weighing the batch, and surviving a bad update."""
+"""What all samplers share: counting rounds and rows, weighting the batch, and surviving a bad update."""
 
 import functools
 import math
@@ -45,10 +45,10 @@ def compiled(step: Step) -> Step:
     `step(sampler, key, state, batch)` is a sampler's method, or a function of a module; the sampler is static, so
     samplers with equal settings share their programs, and jit's own cache is the only one.
 
-    XLA would inline it into a surrounding scan, leave out what the caller drops, fuse the rest in another way and so
-    round in another way. On a CPU the inner call is marked as one to leave whole, and a barrier keeps all it returns:
+    XLA would inline it into a surrounding scan, drop what the caller does not use, fuse the rest differently and so
+    round differently. On a CPU the inner call is marked as not to be inlined, and a barrier keeps all it returns:
     by hand, in a scan or in `run`, it is one program. On a GPU XLA fuses nothing inside such a call, which is six
-    times slower there; barriers around the step keep what surrounds it out, and `run` gives the same bits however it
+    times slower there; barriers around the step isolate it, and `run` gives the same bits however it
     is cut.
     """
     inner = jax.jit(step, static_argnums=0)
@@ -73,7 +73,7 @@ Init = TypeVar("Init", bound=Callable[..., Tree])
 
 
 def in_one_program(init: Init) -> Init:
-    """Return a sampler's `init` compiled as a whole: op by op, a network's start takes sixty small programs."""
+    """Return a sampler's `init` compiled as a whole; op by op, starting a network takes sixty small programs."""
     program = jax.jit(init, static_argnums=(0, 2))
 
     @functools.wraps(init)
@@ -108,7 +108,7 @@ class TargetSampler(Unforked):
         return predict(self.target, state.particles, x)
 
     def draws(self, state: State, key: Key, n: int) -> Particles:
-        """Return n draws from the posterior, `[n, d]`: of particles that stand for it, each as often as the others."""
+        """Return n draws from the posterior, `[n, d]`: particles that represent it, each equally often."""
         return dealt(state.particles, key, n)
 
     def __str__(self) -> str:
@@ -116,14 +116,14 @@ class TargetSampler(Unforked):
 
 
 def checked_count(n: int) -> int:
-    """Return a number of draws, refused unless it is a whole number of at least 1."""
+    """Return a number of draws; refuse it unless it is a whole number of at least 1."""
     if not isinstance(n, int | np.integer) or n < 1:
         raise ValueError(f"`n` is {n!r}, but the number of draws must be a whole number of at least 1.")
     return int(n)
 
 
 def dealt(particles: Particles, key: Key, n: int) -> Particles:
-    """Return n of the particles in random order, each as often as the others, as far as n can be divided."""
+    """Return n of the particles in random order, each equally often, as far as n can be divided."""
     n = checked_count(n)
     order = jnp.concatenate(
         [jax.random.permutation(jax.random.fold_in(key, i), len(particles)) for i in range(-(-n // len(particles)))]
@@ -132,7 +132,7 @@ def dealt(particles: Particles, key: Key, n: int) -> Particles:
 
 
 def dealt_by_weight(particles: Particles, log_weights: Array, key: Key, n: int) -> Particles:
-    """Return n of the particles in random order, each as often as its weight says, up to one."""
+    """Return n of the particles in random order, each in proportion to its weight, up to rounding."""
     n = checked_count(n)
     at, order = jax.random.split(key)
     places = (jnp.arange(n, dtype=log_weights.dtype) + jax.random.uniform(at, (), log_weights.dtype)) / n
@@ -142,7 +142,7 @@ def dealt_by_weight(particles: Particles, log_weights: Array, key: Key, n: int) 
 
 
 def posterior_draws(sampler: object, state: State, key: Key, n: int) -> Particles:
-    """Return n draws from what a sampler believes; of one without `draws`, its particles stand for it."""
+    """Return n draws from what a sampler believes; for one without `draws`, its particles."""
     found = getattr(sampler, "draws", None)
     return dealt(state.particles, key, n) if found is None else found(state, key, n)
 
@@ -159,7 +159,7 @@ class StepInfo(NamedTuple):
 
 
 class Clock(NamedTuple):
-    """Where in the stream a round stands, with t and both row counts in the particles' dtype."""
+    """The position of a round in the stream, with t and both row counts in the particles' dtype."""
 
     round: Array  # int32, the new value of state.round
     rows: Array  # int32, the new value of state.rows
@@ -169,7 +169,7 @@ class Clock(NamedTuple):
 
 
 def tick(state: State, batch: Batch) -> Clock:
-    """Count this round and its rows: a row of weight k is k rows, padding none."""
+    """Count this round and its rows; a row of weight k counts as k rows, padding as none."""
     dtype = state.particles.dtype
     total = jnp.asarray(batch.weight).astype(dtype).sum()
     some = (batch.weight > 0).any().astype(jnp.int32)  # rows that weigh little are one row together
@@ -205,7 +205,7 @@ def blank_rows(layout: Layout, rows: int, dtype: jnp.dtype) -> Data:
 
 
 def check_example(kept: Data, data: Data) -> None:
-    """Refuse, from shapes alone, rows that a sampler which keeps some was not made for."""
+    """Refuse, from shapes alone, rows that do not fit the layout a sampler was made for."""
 
     def row(tree: Tree) -> list[tuple[int, ...]]:
         return [leaf.shape[1:] for leaf in jax.tree.leaves(tree)]
@@ -219,7 +219,7 @@ def check_example(kept: Data, data: Data) -> None:
 
 
 def pieces(arrays: Tree, weight: Array, size: int) -> tuple[Tree, Array]:
-    """Cut rows into pieces: leaves `[m, size, …]` and weights `[m, size]`. Filler repeats row 0 and weighs 0."""
+    """Cut rows into pieces: leaves `[m, size, …]` and weights `[m, size]`. Padding repeats row 0 with weight 0."""
     missing = -len(weight) % size
 
     def cut(leaf: Array) -> Array:
@@ -249,9 +249,9 @@ def weigh(
 
 
 def row_densities(log_likelihood: Array, log_weights: Array | None = None) -> Array:
-    """Return the log predictive density of each row, from each particle's `[n, B]`, weighted or all alike.
+    """Return the log predictive density of each row, from each particle's `[n, B]`, weighted or equally weighted.
 
-    A particle that says NaN of a row counts for nothing; NaN for all rows where no particle is left.
+    Particles that give NaN do not count; the result is NaN for all rows if no particle is left.
     """
     # Asked for by name: XLA's fused exponential on a CPU can turn a NaN into a number.
     sound = ~jnp.isnan(log_likelihood).any(1)
@@ -274,7 +274,7 @@ def mean_over(batch: Batch, rows: Array) -> Scalar:
 
 
 def stand_ins(key: Key, good: Array) -> Array:
-    """Return for every particle the one whose place it takes: itself if good, otherwise one of the good, at random."""
+    """Return the replacement of every particle: itself if it is good, otherwise a good one at random."""
     n = len(good)
     first_good = jnp.argsort(~good, stable=True)
     other = first_good[jax.random.randint(key, (n,), 0, jnp.maximum(good.sum(), 1))]
@@ -282,9 +282,9 @@ def stand_ins(key: Key, good: Array) -> Array:
 
 
 def keep_if_finite(new: Kept, old: Kept, moved: Tree, log_predictive: Scalar) -> tuple[Kept, Array]:
-    """Return the new state, or the old one where an array of `moved` is not finite; and whether they all were.
+    """Return the new state, or the old one if an array of `moved` is not finite, and whether all were.
 
-    A NaN among the batch's log densities counts as well: it may leave the gradient finite, and wrong.
+    A NaN among the batch's log densities counts as well: it may leave the gradient finite but wrong.
     """
     # A sum of squares is NaN or infinite as soon as one number is (or is above 1e19, which is as lost), and
     # on a CPU several times faster to reduce than a matrix of truth values.

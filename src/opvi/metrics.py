@@ -17,7 +17,7 @@ from opvi.types import Array, Particles, Scalar, Scores
 
 
 def _dot(a: Array, b: Array) -> Array:
-    """Return a product in full precision, which accelerators do not take unless told."""
+    """Return a product in full precision, which accelerators use only on request."""
     return jnp.matmul(a, b, precision="highest")
 
 
@@ -136,7 +136,7 @@ LARGEST_MATCHING = 8192  # rows of the assignment problem, whose cost grows with
 def wasserstein2(x: Particles | np.ndarray, y: Particles | np.ndarray) -> float:
     """Return the 2-Wasserstein distance between two samples, exactly, by optimal assignment.
 
-    Samples of different size are repeated to a common one, which is the same distance.
+    Samples of different sizes are repeated to a common size, which leaves the distance unchanged.
     """
     a, b = np.asarray(x, float), np.asarray(y, float)
     if a.ndim != 2 or b.ndim != 2 or a.shape[1] != b.shape[1]:

@@ -1,4 +1,4 @@
-"""The nouns every room shares: batches, samplers, states, infos, field values and errors."""
+"""The types that all packages share: batches, samplers, states, infos, field values and errors."""
 
 from collections.abc import Callable
 from typing import Any, NamedTuple, Protocol, TypeVar

@@ -1,4 +1,4 @@
-r"""What Gauss–Newton particles remember of the past: a covariance each, whole, or in blocks where memory is short."""
+r"""What Gauss–Newton particles remember of the past: a covariance each, full, or in blocks if memory is short."""
 
 from collections.abc import Callable
 from functools import wraps
@@ -21,7 +21,7 @@ Out = TypeVar("Out")
 
 
 def exactly(function: Callable[Given, Out]) -> Callable[Given, Out]:
-    """The function with its matrix products in full precision: by default a GPU rounds their factors to ten bits."""
+    """Return the function with matrix products in full precision; by default a GPU rounds factors to ten bits."""
 
     @wraps(function)
     def exact(*arguments: Given.args, **named: Given.kwargs) -> Out:
@@ -32,45 +32,45 @@ def exactly(function: Callable[Given, Out]) -> Callable[Given, Out]:
 
 
 def when(flag: Array, change: Callable[[Tree], Tree], tree: Tree) -> Tree:
-    """`change(tree)` if the flag is set, otherwise the tree as it is.
+    """Return `change(tree)` if the flag is set, otherwise the tree unchanged.
 
-    A loop of at most one turn: unlike a conditional, XLA lets it change large arrays in place and leave them
-    untouched, where a conditional copies them either way.
+    This is a loop of at most one iteration: XLA lets it change large arrays in place or leave them
+    untouched, whereas a conditional copies them either way.
     """
     go = jnp.asarray(flag)
     return jax.lax.while_loop(lambda c: c[0], lambda c: (jnp.zeros_like(go), change(c[1])), (go, tree))[1]
 
 
 class Covariance(NamedTuple):
-    """Of every particle and block."""
+    """The covariances of every particle and block."""
 
     matrices: Array  # [n, K, D, D]
     updates: Array  # since the last one that mended them
 
 
 def start(variance: Array) -> Covariance:
-    """Diagonal covariances from variances `[n, K, D]`."""
+    """Return diagonal covariances from variances `[n, K, D]`."""
     diagonal = jnp.eye(variance.shape[-1], dtype=variance.dtype)[None, None]
     return Covariance(variance[..., None] * diagonal, jnp.zeros((), jnp.int32))
 
 
 def variances(C: Covariance) -> Array:
-    """The diagonal, `[n, K, D]`."""
+    """Return the diagonal, `[n, K, D]`."""
     return jnp.diagonal(C.matrices, axis1=2, axis2=3)
 
 
 @exactly
 def shed(C: Covariance, Z: Array, gamma: Array, largest: Array) -> Covariance:
-    r"""$(C - Z^\top Z)/\gamma$, scaled back where a variance would exceed `largest`.
+    r"""Return $(C - Z^\top Z)/\gamma$, scaled back where a variance would exceed `largest`.
 
     Where data determine some directions well and others not at all, the variances of the first are below the rounding
-    errors of the matrix, and may come out negative; forgetting then lets them grow without end. So the correlations
-    are forgotten a little, too: the diagonal gets $5 \cdot 10^{-4} (1/\gamma - 1)$ of itself on top, which keeps every
-    direction above rounding and is small beside what forgetting adds anyway.
+    errors of the matrix and may come out negative; forgetting then lets them grow without bound. So the correlations
+    are forgotten a little too: the diagonal grows by $5 \cdot 10^{-4} (1/\gamma - 1)$ of itself, which keeps every
+    direction above rounding and is small compared with what forgetting adds anyway.
 
     Args:
         C: the covariance.
-        Z: rows to take off, `[n, K, R, D]`.
+        Z: rows to subtract, `[n, K, R, D]`.
         gamma: forgetting, one number per particle; 1 forgets nothing.
         largest: the largest variances, `[n, K, D]`.
     """
@@ -86,7 +86,7 @@ def shed(C: Covariance, Z: Array, gamma: Array, largest: Array) -> Covariance:
     matrices = matrices + loose[..., None] * diagonal
 
     def mend(matrices: Array) -> Array:
-        """Symmetric again (forgetting would let the lopsided part grow), and with the floor under the variances."""
+        """Make the covariances symmetric (forgetting would amplify asymmetry) and bound the variances from below."""
         return (matrices + matrices.mT) / 2 * (1 - diagonal) + (after + loose)[..., None] * diagonal
 
     moved = (Z != 0).any()  # a refused batch takes nothing off, and leaves everything as it was
@@ -95,14 +95,14 @@ def shed(C: Covariance, Z: Array, gamma: Array, largest: Array) -> Covariance:
 
 
 class Fading(NamedTuple):
-    """Forgetting, as what it does to a covariance: $C \\gets s C s + \\mathrm{diag}(l)$."""
+    """The effect of forgetting on a covariance: $C \\gets s C s + \\mathrm{diag}(l)$."""
 
     scale: Array  # s: [n, K, D]
     loose: Array  # l: [n, K, D]
 
 
 def fading(C: Covariance, gamma: Array, largest: Array) -> Fading:
-    """Return the forgetting of `shed`, to be done before rows are absorbed instead of after."""
+    """Return the forgetting of `shed`, to be applied before rows are absorbed instead of after."""
     variance = jnp.maximum(variances(C), SMALLEST_SHARE * largest)
     scale = jnp.sqrt(jnp.minimum(1, largest * gamma / variance) / gamma)
     return Fading(scale, LOOSENING * (1 / gamma - 1) * variance * scale**2)
@@ -115,7 +115,7 @@ def faded_times(rows: Array, C: Covariance, fade: Fading) -> Array:
 
 @exactly
 def faded_shed(C: Covariance, fade: Fading, Z: Array, largest: Array) -> Covariance:
-    r"""Return the covariances after forgetting, $- Z^\top Z$: what is stored is the posterior's, not yet forgotten."""
+    r"""Return the covariances after forgetting, minus $Z^\top Z$; the result is the posterior's."""
     diagonal = jnp.eye(Z.shape[-1], dtype=Z.dtype)[None, None]
     matrices = C.matrices * (fade.scale[..., :, None] * fade.scale[..., None, :]) + fade.loose[..., None] * diagonal
     matrices = matrices - jnp.einsum("nkrd,nkre->nkde", Z, Z)
@@ -152,7 +152,7 @@ def restored(C: Array, w: Array, gamma: Array, mean: Array, precision: Array) ->
 
 
 def roots(C: Covariance) -> Array:
-    """Return lower triangular roots of the covariances, `[n, K, D, D]`, with rounding errors kept out by a small ridge.
+    """Return lower triangular roots of the covariances, `[n, K, D, D]`, with a small ridge against rounding errors.
 
     A matrix that is not positive definite within rounding counts as its diagonal.
     """
@@ -178,7 +178,7 @@ def roots(C: Covariance) -> Array:
 
 
 def without_correlations(C: Covariance, which: Array) -> Covariance:
-    """The covariances of the particles in `which` cut down to their diagonals: a way out of a matrix gone bad."""
+    """Return the covariances, those of the particles in `which` reduced to their diagonals."""
 
     def cut(matrices: Array) -> Array:
         diagonal = jnp.eye(matrices.shape[-1], dtype=matrices.dtype)[None, None]
@@ -189,21 +189,21 @@ def without_correlations(C: Covariance, which: Array) -> Covariance:
 
 
 class Blocks(NamedTuple):
-    """A partition of a vector's places."""
+    """A partition of a vector's indices."""
 
     order: np.ndarray  # [K, D]: places in the vector; d where a block is padded
     dim: int
     aligned: bool = False  # whether every block begins with whole units, and ends with what belongs to none
 
     def gather(self, vectors: Array) -> Array:
-        """Vectors `[..., d]` as blocks `[..., K, D]`, padding 0."""
+        """Return vectors `[..., d]` as blocks `[..., K, D]`, padded with 0."""
         if len(self.order) == 1:
             return vectors[..., None, :]
         padded = jnp.concatenate([vectors, jnp.zeros((*vectors.shape[:-1], 1), vectors.dtype)], -1)
         return padded[..., self.order]
 
     def scatter(self, blocks: Array) -> Array:
-        """Blocks `[..., K, D]` as vectors `[..., d]`."""
+        """Return blocks `[..., K, D]` as vectors `[..., d]`."""
         if len(self.order) == 1:
             return blocks[..., 0, :]
         empty = jnp.zeros((*blocks.shape[:-2], self.dim + 1), blocks.dtype)
@@ -211,17 +211,17 @@ class Blocks(NamedTuple):
 
     @property
     def numbers(self) -> int:
-        """In the matrices of one particle."""
+        """How many numbers the matrices of one particle hold."""
         return self.order.size * self.order.shape[1]
 
 
 def within(places: np.ndarray, unit: int, largest: float) -> Blocks:
-    """The fewest blocks whose matrices together hold at most `largest` numbers.
+    """Return the fewest blocks whose matrices together hold at most `largest` numbers.
 
     Args:
-        places: the vector's places, related ones side by side.
-        unit: so many of them belong together (a hidden unit's weights); blocks hold whole units where they can.
-        largest: numbers that the matrices of one particle may hold.
+        places: the vector's indices, related ones side by side.
+        unit: how many of them belong together (a hidden unit's weights); blocks hold whole units if possible.
+        largest: how many numbers the matrices of one particle may hold.
     """
     d = len(places)
     if d * d <= largest:

@@ -1,4 +1,4 @@
-r"""Is it the posterior? What a tracker can say about itself from its particles and the rows that it has stored."""
+r"""Is it the posterior? What a tracker can say about itself from its particles and stored rows."""
 
 import math
 from typing import NamedTuple
@@ -11,7 +11,7 @@ REFUSED = 0.2  # share of moves accepted: with less, nothing is known
 
 
 class Diagnosis(NamedTuple):
-    """How far particles are from what their sampler believes, and that from the posterior."""
+    """How far particles are from what their sampler believes, and how far that is from the posterior."""
 
     effective: float  # number of particles, by their weights
     shift: float  # of a mean, the largest, in standard deviations: particles beside moves invariant for the belief
@@ -24,7 +24,7 @@ class Diagnosis(NamedTuple):
     stored: int  # of them; the others are known by a surrogate
 
     def concerns(self) -> list[str]:
-        """Return what is wrong and what to do about it; nothing where the posterior can be trusted."""
+        """Return what is wrong and what to do about it; nothing if the posterior can be trusted."""
         found = concerns_of_surrogates(self.lost, self.rows, self.stored)
         whole = self.stored >= self.rows
         nuts = f"use NUTS: the {self.rows:,} rows are all stored" if whole else "use NUTS"
@@ -48,7 +48,7 @@ class Diagnosis(NamedTuple):
 
 
 def concerns_of_surrogates(lost: float, rows: int, stored: int) -> list[str]:
-    """Return what there is to say about rows that are known by a surrogate only."""
+    """Return concerns about rows that are represented only by a surrogate."""
     if lost <= LARGEST_LOSS:
         return []
     wanted = -(-rows // 1000) * 1000

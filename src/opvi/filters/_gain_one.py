@@ -74,7 +74,7 @@ class GainOne(TargetSampler):
 def gain_one(
     target: Target, *, half_life: float | None = None, substeps: int = 8, bandwidth: float | None = None
 ) -> GainOne:
-    r"""Follow the running posterior by one preconditioned step per batch, with the repulsion for the right spread.
+    r"""Follow the running posterior by one preconditioned step per batch, with repulsion for the right spread.
 
     $$x_i \gets x_i + A_t^{-1} \big[\nabla \ell_t(x_i) + (1 - \gamma) \nabla \log p_0(x_i)\big] + \lambda_t\,
       A_t^{-1} F_t\, r_i, \qquad A_t = P_0 + F_t + \gamma F_{t-1} + \dots$$
@@ -89,7 +89,7 @@ def gain_one(
     the particles start as draws of the prior.
 
     Args:
-        target: with up to some hundred parameters.
+        target: a target with up to a few hundred parameters.
         half_life: rows after which a row counts half; None never forgets.
         substeps: parts of a batch's likelihood used one after the other; 1 is enough for quadratic ones.
         bandwidth: of the Gaussian kernel behind $r_i$, in whitened units, for several modes; None takes
@@ -133,7 +133,7 @@ def _part(sampler: GainOne, state: GainOneState, batch: Batch, share: Array) -> 
 
 
 def _deviations(z: Particles, bandwidth: float | None) -> Array:
-    """Return what repulsion sees: for a Gaussian with unit covariance, the distance from its mean."""
+    """Return the deviations that drive repulsion: for a Gaussian with unit covariance, the distance from its mean."""
     z = centred(z)
     if bandwidth is None:
         return z

@@ -52,7 +52,7 @@ class GaussNewtonState(NamedTuple):
 class AdaptiveNoise(NamedTuple):
     r"""Observation noise $R = \max(c\,\bar e, R_{\min})$ from a particle's own running squared error $\bar e$.
 
-    The noise must be smaller than the error while the network still learns, hence a share $c < 1$.
+    The noise must be smaller than the error while the network is still learning, hence a share $c < 1$.
     """
 
     share: float = 0.3
@@ -136,12 +136,12 @@ class GaussNewton(TargetSampler):
         return GaussNewtonState(moved[which], past, error, evidence, clock.round, clock.rows), info
 
     def draws(self, state: State, key: Key, n: int) -> Particles:
-        """Return n draws from the posterior: a particle, then a draw from its covariance."""
+        """Return n draws from the posterior: pick a particle, then draw from its covariance."""
         return _draws(self, state, key, checked_count(n))
 
     @exactly
     def predict(self, state: State, x: Tree) -> Predictive:
-        """Return the posterior predictive at inputs x: every particle's, with the doubt that its covariance holds."""
+        """Return the posterior predictive at inputs x, including each particle's uncertainty from its covariance."""
         w, past, target = state.particles, state.past, self.target  # type: ignore[attr-defined]
         x = jax.tree.map(lambda a: jnp.asarray(a, w.dtype), x)
         if linear_outputs(target, x):  # the particles of a linear model are one
@@ -150,7 +150,7 @@ class GaussNewton(TargetSampler):
         blocks = _blocks(self, state.particles)
 
         def one(w: Array, C: Array) -> tuple[Distribution, Array]:
-            """A particle's head, and the covariances of its outputs: `[B, C, C]`."""
+            """Return a particle's head, and the covariances of its outputs: `[B, C, C]`."""
             J = blocks.gather(jacobian(target, w, x))  # [B, C, K, D]
             return distribution(target, w, x), jnp.einsum("bckd,kde,bfke->bcf", J, C, J)
 
@@ -175,10 +175,10 @@ def gauss_newton(
 
     which is the extended Kalman filter. It starts from the Gaussian prior of the target. The covariances take
     $n d^2$ numbers; where the `budget` is short they are cut into blocks, which for an MLP hold whole hidden units.
-    What is stored is the posterior's: forgetting comes first, on the way to the next batch. The posterior is
+    The covariances stored are the posterior's; forgetting is applied before the next batch. The posterior is
     `sampler.draws(state, key, n)`, a particle and then a draw from its covariance, never the particles alone.
 
-    **Models that are linear in their parameters** have one posterior mode, and all particles are its mean, wherever
+    **Models that are linear in their parameters** have one posterior mode, and all particles equal its mean, wherever
     they start: the prior enters by its density alone. Forgetting gives back to the prior what it takes from the data,
     $p_t \propto p_{t-1}^{\gamma}\, p_0^{1-\gamma}\, p(D_t)$. With Gaussian noise all of this is exact, and so is
     `state.log_evidence`. The particles of networks start apart, each with the prior's covariance around it.
@@ -189,7 +189,7 @@ def gauss_newton(
         forgetting: $\gamma_t$, applied once per round; 1 never forgets. Below 1 the last $1/(1-\gamma)$ rounds count.
         half_life: in rows, instead of `forgetting`: data older than that count half. May be a function of the
             rows seen.
-        noise: for a Gaussian head, noise that adapts instead of the head's own variance.
+        noise: adaptive noise for a Gaussian head, instead of the head's own variance.
         largest_growth: forgetting never lets a variance of a network's weights exceed this many times the prior's.
         budget: bytes that the covariances of all particles may take.
     """
@@ -210,7 +210,7 @@ def gauss_newton(
 def _linear_step(
     sampler: GaussNewton, state: GaussNewtonState, batch: Batch, clock: Clock
 ) -> tuple[GaussNewtonState, StepInfo]:
-    """Learn by a model that is linear in its parameters: one Gaussian, the same for every particle."""
+    """Learn with a model that is linear in its parameters: one Gaussian, the same for every particle."""
     n, dtype = state.particles.shape[0], state.particles.dtype
     prior, blocks = _prior(sampler.target), _blocks(sampler, state.particles)
     mean, variance = (blocks.gather(jnp.asarray(a, dtype)) for a in (prior.mean, prior.variance))  # [K, D]
@@ -265,7 +265,7 @@ def _never_forgets(sampler: GaussNewton) -> bool:
 
 
 def _marginal(seen: "_Seen", new: kalman.Gain, batch: Batch) -> Array:
-    """Return the log predictive density of each row; of classes, that at the mean of the parameters."""
+    """Return the log predictive density of each row; for classes, at the mean of the parameters."""
     if seen.regression is None:
         return seen.log_density[0]
     residual, noise = (a[0] for a in seen.regression)
@@ -274,7 +274,7 @@ def _marginal(seen: "_Seen", new: kalman.Gain, batch: Batch) -> Array:
 
 
 def _batch_evidence(seen: "_Seen", new: kalman.Gain, batch: Batch) -> Scalar:
-    """Return the log density of all rows together; of classes, the sum of what was predicted."""
+    """Return the log density of all rows jointly; for classes, the sum of the predicted ones."""
     if seen.regression is None:
         return (seen.log_density[0] * batch.weight).sum()
     noise = (batch.weight * jnp.log(2 * math.pi * seen.regression.noise[0])).sum()
@@ -286,7 +286,7 @@ def _batch_evidence(seen: "_Seen", new: kalman.Gain, batch: Batch) -> Scalar:
 
 
 def _held_back(seen: "_Seen", rows: Array, move: Array, batch: Batch) -> Array:
-    """Return how much of its move each particle makes: as much as leaves class probabilities near what they were."""
+    """Return what share of its move each particle makes, so that class probabilities do not change too much."""
     if seen.regression is not None:
         return jnp.ones(len(move), move.dtype)
     moved = jnp.einsum("nkrd,nkd->nr", rows[:, :, :-1], move)
@@ -298,7 +298,7 @@ def _held_back(seen: "_Seen", rows: Array, move: Array, batch: Batch) -> Array:
 
 
 class _Regression(NamedTuple):
-    """What a Gaussian head shows of a batch."""
+    """What a Gaussian head sees of a batch."""
 
     residual: Array  # [n, B]
     noise: Array  # [n, B]: variances
@@ -309,7 +309,7 @@ class _Regression(NamedTuple):
 
 
 class _Seen(NamedTuple):
-    """What a batch shows at every particle."""
+    """What a batch looks like at every particle."""
 
     rows: Array  # [n, R + 1, d]: the curvature's rows A, and the gradient last
     log_density: Array  # [n, B]

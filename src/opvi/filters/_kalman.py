@@ -1,4 +1,4 @@
-r"""The Kalman update of every particle's covariance, whole or in blocks, however the particle is then moved."""
+r"""The Kalman update of every particle's covariance, full or in blocks, however the particle is then moved."""
 
 from collections.abc import Callable
 from typing import NamedTuple
@@ -15,7 +15,7 @@ SMALLEST_SURPRISE = 0.5  # a row's predictive variance over its noise: 1 or more
 
 
 class Gain(NamedTuple):
-    r"""What weighted rows A of a Jacobian say beside what is known: $S = A C A^\top + I = L L^\top$."""
+    r"""The information in weighted rows A of a Jacobian: $S = A C A^\top + I = L L^\top$."""
 
     surprise: Array  # [n, R]: the diagonal of S, each row's predictive variance over its noise
     inverse: Array  # [n, R, R]: of L; [n, 0, 0] where `in_turn` never made it
@@ -38,7 +38,7 @@ def times(rows: Array, C: Covariance) -> Array:
 
 @exactly
 def gain(A: Array, AC: Array) -> Gain:
-    """Return what rows `[n, K, R, D]`, whose product with the covariances is known, have to say."""
+    """Return the gain of rows `[n, K, R, D]`, whose product with the covariances is known."""
     S = jnp.einsum("nkrd,nksd->nrs", AC, A)
     S = S + jnp.eye(S.shape[-1], dtype=S.dtype)[None]
     inverse = root_inverse(S)  # and a product: on a CPU several times faster than solving for d columns
@@ -55,12 +55,12 @@ def move_by_score(new: Gain, score: Array, product: Array) -> Array:
 
 @exactly
 def move_by_residuals(new: Gain, residual: Array, limit: float) -> Array:
-    r"""Return $C A^\top S^{-1} e$, no row's residual e taken for more than `limit` of its standard deviations.
+    r"""Return $C A^\top S^{-1} e$, with each residual e clipped at `limit` of its standard deviations.
 
     Args:
-        new: what the rows say.
-        residual: e, weighted as the rows of A are: `[n, R]`.
-        limit: so many standard deviations of its prediction are the most that a row may be off.
+        new: the gain of the rows.
+        residual: e, weighted like the rows of A: `[n, R]`.
+        limit: residuals are clipped at this many standard deviations of the prediction.
     """
     largest = limit * jnp.sqrt(new.surprise)
     surprise = jnp.einsum("nrs,ns->nr", new.inverse, jnp.clip(residual, -largest, largest))
@@ -68,7 +68,7 @@ def move_by_residuals(new: Gain, residual: Array, limit: float) -> Array:
 
 
 class Look(NamedTuple):
-    """Rows of a Jacobian at some weights, each over its noise: A, A C and the residuals."""
+    """Rows of a Jacobian at some weights, each divided by its noise: A, A C and the residuals."""
 
     A: Array  # [n, K, R, D]
     AC: Array
@@ -83,15 +83,15 @@ def in_turn(
 
     $$Z_p = L_p^{-1} (A_p C - A_p Z^\top Z), \qquad L_p L_p^\top = I + (A_p C - A_p Z^\top Z) A_p^\top$$
 
-    with Z the rows taken before. The covariances are read and not written; no factorisation is larger than `size`.
-    If `renew` is False this is the update by all rows at once. If it is True every few are linearised where those
-    before have moved the particles, which matters while they move far.
+    with Z the rows absorbed before. The covariances are only read; no factorisation is larger than `size`.
+    If `renew` is False this is the update with all rows at once. If True, every few rows are linearised where those
+    before them have moved the particles, which matters while they move far.
 
     Args:
-        first: all rows at the weights before the move; a number of rows that `size` divides.
-        again: `again(p, move)` looks at the p-th rows again, from weights moved by `move` `[n, K, D]`.
-        renew: whether to look again.
-        limit: so many standard deviations of its prediction are the most that a row may be off.
+        first: all rows at the weights before the move; `size` must divide their number.
+        again: `again(p, move)` linearises the p-th rows again, at weights moved by `move` `[n, K, D]`.
+        renew: whether to linearise again.
+        limit: residuals are clipped at this many standard deviations of the prediction.
         size: rows at a time.
     """
     n, K, rows, D = first.A.shape
@@ -152,18 +152,18 @@ def _root_inverse(S: Array) -> Array:
 def absorb(
     past: Covariance, new: Gain, move: Array, gamma: Array, largest: Array, trusted: Array | None = None
 ) -> Absorbed:
-    r"""Return $(C - Z^\top Z)/\gamma$ and the moves, both for the particles alone whose update is in order.
+    r"""Return $(C - Z^\top Z)/\gamma$ and the moves, applied only to particles whose update is valid.
 
-    A particle whose update is not finite sits it out, and forgets its correlations: they are the cause. So does one
+    A particle whose update is not finite skips it and forgets its correlations, which are the cause. So does one
     that holds a negative variance for a prediction, which the update would make more negative still.
 
     Args:
         past: the covariances.
-        new: what the rows say.
-        move: each particle's, `[n, K, D]`.
+        new: the gain of the rows.
+        move: each particle's move, `[n, K, D]`.
         gamma: forgetting, one number for all or `[n]`; 1 forgets nothing.
         largest: the largest variances, `[n, K, D]`.
-        trusted: `[n]`; False where the rows themselves are bad: such a particle sits the update out and keeps its
+        trusted: `[n]`; False where the rows themselves are bad: such a particle skips the update and keeps its
             correlations. None trusts all.
     """
     sound = (new.surprise > SMALLEST_SURPRISE).all(1)

@@ -56,7 +56,7 @@ class KFACState(NamedTuple):
 
 
 class Seen(NamedTuple):
-    """What all particles' pass over a batch leaves at each layer."""
+    """Activations and gradients of all particles at each layer, for a batch."""
 
     inputs: list[Array]  # [n, B, i+1], with a 1 for the bias; of the first layer [1, B, i+1]
     slopes: list[Array]  # [n, B, o]: gradient of the log density
@@ -180,18 +180,18 @@ def kfac(
 
     $$A \gets \lambda_t A + a^\top a, \qquad G \gets (1 - w_t) G + w_t\, \overline{\delta \delta^\top}$$
 
-    A is a sum, so steps shrink like $1/t$ by themselves; no horizon and no step size are needed. The
-    prior's precision times `damping` is split between both factors by their traces. With `wander` the weights
+    A is a sum, so steps shrink like $1/t$ by themselves, without a horizon or a step size. The
+    prior's precision times `damping` is split between the two factors by their traces. With `wander` the weights
     do a random walk instead of old rows fading, which follows faster changes:
 
     $$P \gets \rho P + (1 - \rho) P_0, \qquad P \gets (P^{-1} + a^\top a)^{-1}, \qquad P \approx A^{-1}$$
 
     Args:
         target: `opvi.mlp(...)` with any head; batches are pairs `(X, y)`. Or several targets that differ in their
-            activation: each gets equally many particles, and all share the first layer's A, the dearest factor.
+            activation: each gets the same number of particles, and all share the first layer's A, the costliest factor.
         damping: the share of the prior's precision that damps the curvature; .03, or .3 for weights that wander.
-        half_life: in rows; inputs older than that count half. Without end by default. Of weights that wander, the
-            rows over which a variance gets half-way back to the prior's.
+        half_life: in rows; inputs older than that count half. Infinite by default. With `wander`, the
+            number of rows over which a variance returns half-way to the prior's.
         wander: forget by a random walk of the weights.
         largest_change: bound on the mean KL divergence between predictions before and after a step.
     """
@@ -209,7 +209,7 @@ def kfac(
 
 
 def _by_target(sampler: KFAC, function: Callable[[Bent, Tree], Tree], of_particles: Tree) -> Tree:
-    """Return `function(activate, …)` for every particle, with the activation of its own target."""
+    """Apply `function(activate, …)` to every particle, with the activation of its own target."""
     parts = jax.tree.map(lambda leaf: leaf.reshape(len(sampler.targets), -1, *leaf.shape[1:]), of_particles)
     said = [
         jax.vmap(partial(function, activation_and_slope(each.mlp.activation)))(jax.tree.map(itemgetter(i), parts))
@@ -264,7 +264,7 @@ def _pace(sampler: KFAC, state: KFACState, rows: Scalar, round_: Array, half_lif
 def _renewed(
     sampler: KFAC, index: int, old: Factor, a: Array, G: Array, now: Round
 ) -> tuple[Array | None, Array, Array, Array]:
-    """Return A, its damped inverse P, the gain $P a^T$, and the damping that is left for G; a is weighted."""
+    """Return A, its damped inverse P, the gain $P a^T$, and the remaining damping for G; a is weighted."""
     # α of each target: the precision that both factors' damping multiplies to.
     alphas = sampler.damping / np.array([a.mlp.prior_variances[index].weights for a in sampler.architectures])
     mean_G = jnp.trace(G, axis1=1, axis2=2) / G.shape[-1] + SMALL  # [n]
@@ -284,7 +284,7 @@ def _renewed(
 
 
 def _architectures(targets: Sequence[Target]) -> list[Architecture]:
-    """Return the targets' layers; refuse targets unless all have some, and the same."""
+    """Return the targets' layers; refuse targets unless all have the same layers."""
     out = [t.architecture for t in targets if t.architecture]
     if not out or len(out) < len(targets):
         raise TypeError(
@@ -297,7 +297,7 @@ def _architectures(targets: Sequence[Target]) -> list[Architecture]:
 
 
 def _dealt(targets: Sequence[Target], key: Key, particles: Start) -> Particles:
-    """Starting particles, equally many for each target, target by target."""
+    """Return starting particles, the same number for each target, target by target."""
     counted = isinstance(particles, int | np.integer) and len(targets) > 1
     w = None if counted else as_particles(targets[0], key, particles)
     n = int(particles) if w is None else len(w)
@@ -315,14 +315,14 @@ def with_one(x: Array) -> Array:
 
 
 def _afresh(A: Array, a: Array, shift: Array) -> tuple[Array, Array]:
-    r"""$P = (A + \text{shift}\, I)^{-1}$ and $P a^\top$."""
+    r"""Return $P = (A + \text{shift}\, I)^{-1}$ and $P a^\top$."""
     P = inverse(A + shift[:, None, None] * jnp.eye(A.shape[-1], dtype=A.dtype)[None])
     P = (P + P.mT) / 2
     return P, P @ a.mT
 
 
 def _updated(P: Array, a: Array, lam: Scalar) -> tuple[Array, Array]:
-    r"""$(\lambda P^{-1} + a^\top a)^{-1}$ and its product with $a^\top$, by Woodbury's identity."""
+    r"""Return $(\lambda P^{-1} + a^\top a)^{-1}$ and its product with $a^\top$, by Woodbury's identity."""
     Pa = P @ a.mT
     gain = solve_positive(a @ Pa + lam * jnp.eye(a.shape[1], dtype=a.dtype)[None], Pa.mT).mT
     P = (P - gain @ Pa.mT) / lam
@@ -330,6 +330,6 @@ def _updated(P: Array, a: Array, lam: Scalar) -> tuple[Array, Array]:
 
 
 def _diagonals(factors: list[Factor]) -> Scalar:
-    """A number that is finite only if every factor's diagonal is."""
+    """Return a number that is finite only if every factor's diagonal is."""
     leaves = jax.tree.leaves(factors)
     return sum(((jnp.diagonal(leaf, axis1=1, axis2=2) ** 2).sum() for leaf in leaves), jnp.zeros((), leaves[0].dtype))

@@ -1,4 +1,4 @@
-r"""Softmax regression tracked by an extended Kalman filter whose weights wander: for streams that drift."""
+r"""Softmax regression tracked by an extended Kalman filter with drifting weights, for streams that drift."""
 
 import math
 from collections.abc import Sequence
@@ -44,7 +44,7 @@ class LinearEKF(Unforked):
     about: str = field(default="", kw_only=True, compare=False)  # one line: what was chosen, and why
 
     def init(self, key: Key, particles: Start = None) -> LinearState:
-        """Return the state before any row. There is one filter for each pace: `particles` counts for nothing."""
+        """Return the state before any row. There is one filter for each rate; `particles` is ignored."""
         w = jnp.zeros((len(self.wandering), self.classes * (self.features + 1)))
         zero = jnp.zeros((), jnp.int32)
         covariance = jnp.tile(self.prior_variance * jnp.eye(w.shape[1], dtype=w.dtype)[None], (len(w), 1, 1))
@@ -77,7 +77,7 @@ class LinearEKF(Unforked):
         return LinearState(w + move, P, clock.round, clock.rows), info
 
     def predict(self, state: LinearState, x: ArrayLike) -> Predictive:
-        """Return the mixture of what the filters say at inputs x, all with the same weight."""
+        """Return the equal-weight mixture of the filters' predictions at inputs x."""
         return Predictive(predict_linear(state, jnp.asarray(x, state.particles.dtype), self.classes))
 
 
@@ -90,7 +90,7 @@ def linear_ekf(
     largest_variance: float = 1.0,
     largest_change: float = 0.2,
 ) -> LinearEKF:
-    r"""Extended Kalman filters of softmax regression, one for each pace at which the weights may wander.
+    r"""Extended Kalman filters of softmax regression, one for each rate at which the weights may drift.
 
     $$w_t = w_{t-1} + N(0, qI), \qquad P(y = c) = \mathrm{softmax}(W x)_c$$
 
@@ -100,8 +100,8 @@ def linear_ekf(
         features: columns of X.
         classes: number of classes.
         wandering: q, the variance that each weight gains in 20 rows, or several; 0 never forgets.
-        prior_variance: of each weight before any row.
-        largest_variance: wandering stops here, so that a feature that is never seen does not grow without bound.
+        prior_variance: the variance of each weight before any row.
+        largest_variance: the drift stops here, so that the weight of a feature never seen does not grow without bound.
         largest_change: bound on the mean KL divergence between predictions before and after a step.
     """
     if features < 1 or classes < 2:
@@ -144,7 +144,7 @@ def _bounded(P: Array, largest: float) -> Array:
 
 @exactly
 def predict_linear(state: LinearState, x: Array, classes: int) -> Categorical:
-    r"""Each filter's class probabilities, `[n, B, C]`, with its own doubt in them: $z / \sqrt{1 + \pi v / 8}$."""
+    r"""Return each filter's class probabilities, `[n, B, C]`, with its own uncertainty: $z / \sqrt{1 + \pi v / 8}$."""
     a = with_one(x)
     width = a.shape[1]
 

@@ -1,4 +1,4 @@
-r"""Posteriors of linear-Gaussian models as natural parameters: exchanged, added up, and given another prior."""
+r"""Posteriors of linear-Gaussian models as natural parameters, to exchange them, add them up or change their prior."""
 
 import math
 from typing import NamedTuple
@@ -41,7 +41,7 @@ def gaussian(mean: np.ndarray, covariance: np.ndarray) -> Natural:
 
 
 def prior_of(sampler: Sampler, inputs: Tree = None) -> Natural:
-    """Return the prior of a linear-Gaussian model; refuse every other one.
+    """Return the prior of a linear-Gaussian model; refuse all other models.
 
     Args:
         sampler: `gauss_newton` of a target that is linear in its parameters, with a Gaussian prior and known Gaussian
@@ -68,7 +68,7 @@ def prior_of(sampler: Sampler, inputs: Tree = None) -> Natural:
 
 
 def posterior_of(sampler: GaussNewton, states: State, prior: Natural) -> Natural:
-    """Return the posteriors of states with leaves `[..., n, d]` and so on; before any row it is the prior."""
+    """Return the posteriors of states with leaves `[..., n, d]` and so on; the prior if no row was learnt."""
     matrices = np.asarray(states.past.matrices)  # type: ignore[attr-defined]
     if matrices.shape[-3] > 1:
         raise ValueError(
@@ -92,7 +92,7 @@ def with_posterior(states: GaussNewtonState, posterior: Natural) -> GaussNewtonS
 
 
 def merge(sampler: Sampler, *states: State, inputs: Tree = None) -> State:
-    r"""Return the posterior given all rows, from posteriors that each were learnt on some of them.
+    r"""Return the posterior given all rows, from posteriors learnt on parts of them.
 
     $$p(x \mid D_1, \dots, D_k) \propto p_0(x)^{1-k} \prod_i p(x \mid D_i)$$
 
@@ -100,8 +100,8 @@ def merge(sampler: Sampler, *states: State, inputs: Tree = None) -> State:
     Gaussian noise, and forget nothing; others are refused.
 
     Args:
-        sampler: `opvi.gauss_newton(target, forgetting=1)`, that of all states.
-        states: learnt on different rows, all from the sampler's own prior.
+        sampler: `opvi.gauss_newton(target, forgetting=1)`, shared by all states.
+        states: states learnt on different rows, all from the sampler's own prior.
         inputs: some rows of inputs, for targets that are not opvi's own.
     """
     prior = prior_of(sampler, inputs)

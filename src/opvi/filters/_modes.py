@@ -1,4 +1,4 @@
-r"""Weights of particles in modes apart from one another, between which no flow moves anybody."""
+r"""Weights of particles in separate modes, between which no flow moves particles."""
 
 import math
 from typing import NamedTuple
@@ -18,10 +18,10 @@ FEWEST = 0.5  # share of the particles: with a smaller effective number they are
 
 @exactly
 def modes(z: Particles) -> Array:
-    """Return which particles are in one mode, `[n, n]`: those that neighbours in touch connect.
+    """Return which particles share a mode, `[n, n]`: those connected by a chain of close neighbours.
 
     Args:
-        z: particles in coordinates in which a mode is about round.
+        z: particles in coordinates in which a mode is roughly round.
     """
     n = len(z)
     z = centred(z)
@@ -42,17 +42,17 @@ class Weighed(NamedTuple):
 
 
 def reweighted(log_weights: Array, gained: Array, same: Array) -> Array:
-    r"""Return the particles' log weights after their log density has gained something.
+    r"""Return the particles' log weights after a change of their log density.
 
     $$W_m \gets W_m \operatorname{mean}_{i \in m} e^{g_i}, \qquad w_i = W_m / n_m$$
 
     with $W_m$ the weight of mode m and $n_m$ the number of its particles, which the flow spreads over the mode. In a
-    single mode all particles weigh the same.
+    single mode all particles have the same weight.
 
     Args:
         log_weights: `[n]`.
         gained: g, `[n]`.
-        same: which particles are in one mode, `[n, n]`.
+        same: which particles share a mode, `[n, n]`.
     """
     count = same.sum(1)
     mass = same @ jnp.exp(log_weights - log_weights.max())
@@ -62,10 +62,10 @@ def reweighted(log_weights: Array, gained: Array, same: Array) -> Array:
 
 
 def resampled(key: Key, x: Particles, log_weights: Array, same: Array) -> Weighed:
-    """Return particles with less uneven weights where their effective number has fallen.
+    """Return particles with more even weights if their effective number has fallen.
 
     They are drawn by the roots of their weights, and a mode keeps at least `KEPT` of all particles if it had them: one
-    of little weight can come back. Copies are moved a little apart from one another.
+    of little weight can come back. Copies are moved slightly apart.
     """
     n = len(x)
     q = jax.nn.softmax(log_weights / 2)

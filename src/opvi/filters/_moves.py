@@ -1,4 +1,4 @@
-r"""Moves that leave a density as it is: Hamiltonian trajectories in the particles' own coordinates."""
+r"""Moves that leave a density invariant: Hamiltonian trajectories in the particles' own coordinates."""
 
 from collections.abc import Callable
 from typing import NamedTuple
@@ -16,7 +16,7 @@ SHORTEST = 0.1  # share of the step that a trajectory takes at least: narrow pla
 
 
 class Moved(NamedTuple):
-    """Where particles are after each of some moves."""
+    """The positions of particles after each of several moves."""
 
     places: Array  # [moves, n, d]
     accepted: Scalar  # share of the trajectories
@@ -32,16 +32,16 @@ class _Chains(NamedTuple):
 def moved(key: Key, log_density: Callable[[Array], Array], x: Particles, own: Frame, first: int, moves: int) -> Moved:
     r"""Move every particle along Hamiltonian trajectories, each accepted with probability $\min(1, e^{-\Delta H})$.
 
-    Particles that are distributed as the density stay so; others come nearer to it, as far as trajectories reach.
+    Particles distributed as the density stay so; others approach it, as far as trajectories reach.
     Steps are randomised, $\epsilon u$ with u log-uniform, and $\epsilon$ follows the share accepted.
 
     Args:
-        key: for momenta, steps and acceptance.
-        log_density: of one point; where it is not finite nobody goes.
+        key: the key for momenta, steps and acceptance.
+        log_density: the log density of one point; particles never go where it is not finite.
         x: where to begin.
-        own: coordinates in which the density is about round.
-        first: moves before those that are returned.
-        moves: and those.
+        own: coordinates in which the density is roughly round.
+        first: the number of moves before those that are returned.
+        moves: the number of moves that are returned.
     """
     n, d = x.shape
     value_and_grad = jax.vmap(jax.value_and_grad(lambda u: log_density(own.centre + own.root @ u)))

@@ -26,7 +26,7 @@ class GaussianPrior(NamedTuple):
 
 @cache
 def gaussian_prior(target: Target) -> GaussianPrior | None:
-    """Return the target's prior if it is Gaussian: if its gradient is linear and points home; None if not."""
+    """Return the target's prior if it is Gaussian (its gradient is linear and points to the mean), otherwise None."""
     gradient = jax.grad(lambda v: target.log_prior(target.unravel(v)))
     with jax.ensure_compile_time_eval():
         zero, one, two = (gradient(jnp.full(target.dim, value)) for value in (0.0, 1.0, 2.0))
@@ -57,7 +57,7 @@ def distribution(target: Target, w: Array, x: Tree) -> Distribution:
 
 
 def outputs(dist: Distribution) -> Array:
-    """Return what the head was made of: `[B, C]`."""
+    """Return the outputs behind the head: `[B, C]`."""
     if isinstance(dist, Normal):
         return dist.mean[:, None]
     values = dist[0]
@@ -86,7 +86,7 @@ def linearise(target: Target, w: Array, dist: Distribution, data: Data, weight: 
 def linear_outputs(target: Target, x: Tree) -> bool:
     """Return whether the model's outputs are linear in its parameters, for inputs of x's shapes.
 
-    They are tried at random inputs, and their noise must not depend on the parameters. The answer is known while
+    They are tested at random inputs, and their noise must not depend on the parameters. The answer is known while
     a step is traced.
     """
     if target.architecture is not None:

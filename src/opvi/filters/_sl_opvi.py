@@ -1,4 +1,4 @@
-r"""SL-OPVI: some rows exactly, all others as a polynomial and the weights of the rows that stay."""
+r"""SL-OPVI: some rows are kept exactly, all others as a polynomial and in the weights of the kept rows."""
 
 import math
 from dataclasses import dataclass
@@ -61,7 +61,7 @@ class LinearisedState(NamedTuple):
 
 
 class Pool(NamedTuple):
-    """Rows kept and rows new, the heaviest first."""
+    """Kept and new rows, largest weight first."""
 
     data: Data
     before: Array  # weights in the last round's posterior
@@ -139,7 +139,7 @@ class SLOPVI(TargetSampler):
         return super().predict(state, x)._replace(log_weights=state.log_weights)  # type: ignore[attr-defined]
 
     def draws(self, state: LinearisedState, key: Key, n: int) -> Particles:  # type: ignore[override]
-        """Return n draws from the posterior: particles by their weights, moved by a kernel that leaves it as it is."""
+        """Return n draws from the posterior: particles picked by weight, moved by a kernel that leaves it invariant."""
         count = checked_count(n)
         chains = min(count, CHAINS)
         last = 1 << (-(-count // chains) - 1).bit_length()  # few programs, however many draws
@@ -151,7 +151,7 @@ class SLOPVI(TargetSampler):
         return _diagnosis(self, as_key(key), state)
 
     def concerns(self, state: LinearisedState) -> list[str]:
-        """Return what can be said without moving the particles, and costs nothing: of rows known by a surrogate."""
+        """Return the concerns that can be found at no cost: those about rows represented by a surrogate."""
         return concerns_of_surrogates(_lost(state), int(state.rows), _stored(state))
 
 
@@ -167,7 +167,7 @@ def sl_opvi(
 
     $$\log p_t(x) = \log p_0(x) + q_t(x) + \sum_{r \le W} w_r\, \ell_r(x)$$
 
-    W rows are kept with exact likelihoods. When rows are too many, the lightest leave, and
+    W rows are kept with exact likelihoods. When there are more, those with the smallest weights leave, and
     $\ell = \sum_{\mathrm{gone}} w_o \ell_o$ is replaced, by least squares over the particles, by a polynomial $q$ and
     small changes of the weights that stay: $\ell \approx q + \sum_r \Delta_r \ell_r$ with the least
     $\sum_r \Delta_r^2 / w_r$. Likelihoods that are quadratic, as in conjugate Gaussian models, are carried exactly.
@@ -176,13 +176,13 @@ def sl_opvi(
     $p_{t-1}$ and $p_t$ that are near enough to one another.
 
     Args:
-        target: with up to some 50 parameters; gradients and Hessians come from autodiff.
-        example: rows as the stream will bring them (a batch's `data`; one row is enough). Only shapes and
+        target: a target with up to about 50 parameters; gradients and Hessians come from autodiff.
+        example: rows in the form the stream will have (a batch's `data`; one row is enough). Only shapes and
             dtypes matter, and only if `memory_rows` is not 0.
-        memory_rows: W, rows kept at most. 0 keeps none: the past is then a polynomial alone, of degree up to 6 in few
+        memory_rows: W, the most rows kept. 0 keeps none: the past is then a polynomial alone, of degree up to 6 in few
             dimensions, which follows two modes as well.
         half_life: rows after which a row counts half; None never forgets.
-        pace: how far the flow goes in a round.
+        pace: how long the flow runs in a round.
     """
     if memory_rows < 0:
         raise ValueError(f"`memory_rows` is {memory_rows}, but must be a number of rows of at least 0.")
@@ -200,7 +200,7 @@ def sl_opvi(
 @partial(jax.jit, static_argnums=(0, 1, 2, 3))
 @exactly
 def _moves(sampler: SLOPVI, chains: int, first: int, moves: int, key: Key, state: LinearisedState) -> Moved:
-    """Return places of chains that start at particles and move within what the sampler believes."""
+    """Return positions of chains that start at particles and move within what the sampler believes."""
     target, x = sampler.target, state.particles
     own = frame(x)
     begin = dealt_by_weight(x, state.log_weights, jax.random.fold_in(key, 0), chains)
@@ -231,7 +231,7 @@ def _diagnosis(sampler: SLOPVI, key: Key, state: LinearisedState) -> Diagnosis:
 
 
 def _lost(state: LinearisedState) -> float:
-    """Return by how much surrogates may have moved a mean, in standard deviations: errors add up as if at random."""
+    """Return how far surrogates may have moved a mean, in standard deviations; errors add up as if random."""
     variance = np.asarray(state.particles, float).var(0)
     return float(np.sqrt(np.asarray(state.lost, float) * variance).max())
 
@@ -248,7 +248,7 @@ def _likelihood(target: Target, x: Array, data: Data) -> Array:
 def _absorb(
     sampler: SLOPVI, key: Key, x: Particles, W: Whitening, past: Surrogate, pool: Pool
 ) -> tuple[Surrogate, Data, Weights]:
-    """Return the surrogate with the lightest rows added, and the rows that stay with their new weights."""
+    """Return the surrogate with the rows of smallest weight added, and the other rows with new weights."""
     target, most = sampler.target, sampler.memory_rows
     kept, gone = (jax.tree.map(lambda a, part=part: a[part], pool) for part in (slice(most), slice(most, None)))
     stay = (kept.data, kept.after) if most else ((), ())
@@ -269,7 +269,7 @@ def _absorb(
 
 
 def _missed(sampler: SLOPVI, x: Particles, before: Surrogate, after: Surrogate, pool: Pool, weight: Weights) -> Array:
-    """Return the mean square of the log density that replacing rows has changed, at points around the particles."""
+    """Return the mean squared change of the log density caused by replacing rows, at points around the particles."""
     change = pool.after if isinstance(weight, tuple) else pool.after.at[: len(weight)].add(-weight)
 
     def error(v: Array) -> Array:
@@ -285,19 +285,19 @@ def _missed(sampler: SLOPVI, x: Particles, before: Surrogate, after: Surrogate, 
 
 
 def _weighed(target: Target, x: Particles, rows: Pool) -> Array:
-    """Return each particle's log likelihood of the rows that leave; those without a weight say nothing."""
+    """Return each particle's log likelihood of the rows that leave; rows of weight 0 do not count."""
     return jax.vmap(lambda v: jnp.where(rows.after > 0, _likelihood(target, v, rows.data), 0) @ rows.after)(x)
 
 
 def _possible(values: Array) -> Array:
-    """Return log likelihoods `[n, m]` with impossible ones as low as the lowest of the others."""
+    """Return log likelihoods `[n, m]`, with those of impossible rows set to the lowest of the others."""
     known = jnp.isfinite(values)
     lowest = jnp.where(known, values, jnp.inf).min(0, keepdims=True)
     return jnp.where(known, values, jnp.where(jnp.isfinite(lowest), lowest, 0))
 
 
 def reweighted(basis: Array, weight: Array, values: Array) -> Array:
-    r"""Weights $w + \Delta \ge 0$ with basis·Δ ≈ values, the least $\sum \Delta^2 / w$; rows of weight 0 stay so."""
+    r"""Return weights $w + \Delta \ge 0$ with basis·Δ ≈ values and the least $\sum \Delta^2 / w$; zeros stay."""
     G = (basis * weight[None]) @ basis.T
     ridge = RIDGE * jnp.trace(G) + jnp.finfo(G.dtype).tiny ** 0.5
     multipliers = jnp.linalg.solve(G + ridge * jnp.eye(len(G), dtype=G.dtype), values)
@@ -305,7 +305,7 @@ def reweighted(basis: Array, weight: Array, values: Array) -> Array:
 
 
 def merged(batch: Batch, kept: Data, weight: Weights, gamma: Array) -> Pool:
-    """Return one pool of rows, the heaviest first; of equally heavy ones, those kept before those new."""
+    """Return one pool of rows, largest weight first; of equal weights, kept rows before new ones."""
     data = new = batch.data
     before, after = jnp.zeros_like(batch.weight), batch.weight
     if not isinstance(weight, tuple):

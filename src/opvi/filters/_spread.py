@@ -13,11 +13,11 @@ DRAWS = 64  # of the logits of several classes, in pairs of opposite sign
 
 
 def spread_out(dist: Distribution, covariance: Array) -> Predictive:
-    """Return the mixture over particles of their heads, averaged over their outputs' doubt.
+    """Return the mixture of the particles' heads, averaged over the uncertainty of their outputs.
 
     Args:
-        dist: of n particles, leaves `[n, B, ...]`.
-        covariance: of their outputs, `[n, B, C, C]`.
+        dist: the heads of n particles, leaves `[n, B, ...]`.
+        covariance: the covariances of their outputs, `[n, B, C, C]`.
     """
     if isinstance(dist, Normal):
         spread = jnp.maximum(covariance[..., 0, 0], 0)

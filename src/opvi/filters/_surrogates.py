@@ -1,4 +1,4 @@
-r"""What is left of rows that are gone: their log likelihood as a polynomial over where the particles are."""
+r"""What remains of dropped rows: their log likelihood as a polynomial around the particles."""
 
 import itertools
 import math
@@ -28,17 +28,17 @@ class Frame(NamedTuple):
     inverse: Array  # [d, d]: L^-1
 
     def into(self, x: Array) -> Array:
-        """Points, `[n, d]` or `[d]`, as u."""
+        """Return points, `[n, d]` or `[d]`, in the coordinates u."""
         return (x - (self.centre if x.ndim == 1 else self.centre[None])) @ self.inverse.T
 
     def out(self, u: Array) -> Array:
-        """Points u, `[n, d]`, as x."""
+        """Return points u, `[n, d]`, as x."""
         return self.centre[None] + u @ self.root.T
 
 
 @exactly
 def frame(x: Particles) -> Frame:
-    """The coordinates fitted to these particles; few or coinciding ones are met by a ridge."""
+    """Return the coordinates fitted to these particles; a ridge handles few or coinciding ones."""
     d = x.shape[1]
     u = centred(x)
     C = u.T @ u / len(x)
@@ -54,23 +54,23 @@ def frame(x: Particles) -> Frame:
 
 @cache
 def monomials(d: int, degree: int) -> np.ndarray:
-    """Every product of at most `degree` coordinates as indices into $(1, u_1, …, u_d)$: `[m, degree]`."""
+    """Return every product of at most `degree` coordinates as indices into $(1, u_1, …, u_d)$: `[m, degree]`."""
     return np.array(list(itertools.combinations_with_replacement(range(d + 1), degree)))
 
 
 def count(d: int, degree: int) -> int:
-    """How many coefficients a polynomial has."""
+    """Return the number of coefficients of a polynomial."""
     return math.comb(d + degree, degree)
 
 
 def features(u: Array, degree: int) -> Array:
-    """All monomials at one point: `[m]`, the constant first."""
+    """Return all monomials at one point: `[m]`, the constant first."""
     return jnp.concatenate([jnp.ones(1, u.dtype), u])[monomials(len(u), degree)].prod(-1)
 
 
 @cache
 def _nodes(d: int, degree: int) -> tuple[np.ndarray, np.ndarray]:
-    """Points that determine a polynomial, and the matrix from its values there to its coefficients."""
+    """Return points that determine a polynomial, and the matrix from its values there to its coefficients."""
     rng = np.random.default_rng(0)
     points = rng.normal(size=(3 * count(d, degree), d)).clip(-2.5, 2.5)
     Phi = np.concatenate([np.ones((len(points), 1)), points], 1)[:, monomials(d, degree)].prod(-1)
@@ -90,23 +90,23 @@ class Polynomial(NamedTuple):
         return next(k for k in itertools.count() if count(d, k) == m)
 
     def value(self, x: Array) -> Array:
-        """At one point."""
+        """Return the value at one point."""
         return self.coefficients @ features(self.frame.into(x), self.degree)
 
     def scaled(self, gamma: Array) -> "Polynomial":
-        """The function times a number."""
+        """Return the function times a number."""
         return Polynomial(self.frame, gamma * self.coefficients)
 
     def within(self, new: Frame) -> "Polynomial":
-        """The same function, up to a constant, in another frame: exact, from its values at enough points."""
+        """Return the same function, up to a constant, in another frame, exactly, from its values at enough points."""
         points, solve = (jnp.asarray(a, new.centre.dtype) for a in _nodes(len(new.centre), self.degree))
         values = jax.vmap(self.value)(new.out(points))
         return Polynomial(new, solve @ (values - values.mean()))
 
     def trimmed(self, x: Particles) -> "Polynomial":
-        r"""The same with terms beyond the second order only as far as they matter at these points.
+        r"""Return the same function with terms beyond the second order only as far as they matter at these points.
 
-        Rounding errors there would grow with the sixth power of the distance, as the particles move on.
+        Rounding errors there would grow with the sixth power of the distance as the particles move.
         """
         d, degree = len(self.frame.centre), self.degree
         if degree == 2:
@@ -123,17 +123,17 @@ class Polynomial(NamedTuple):
 
 
 class Fit(NamedTuple):
-    """Least squares by polynomials over some points."""
+    """A least-squares fit of polynomials over some points."""
 
     basis: Array  # [n, m], orthonormal columns
     triangle: Array  # [m, m]: features = basis @ triangle
 
     def residual(self, values: Array) -> Array:
-        """What no polynomial explains."""
+        """Return the part of the values that no polynomial explains."""
         return values - self.basis @ (self.basis.T @ values)
 
     def coefficients(self, values: Array) -> Array:
-        """Of the polynomial nearest to the values."""
+        """Return the coefficients of the polynomial nearest to the values."""
         return jax.scipy.linalg.solve_triangular(self.triangle, self.basis.T @ values, lower=False)
 
 
@@ -157,21 +157,21 @@ class Quadratic(NamedTuple):
     curvature: Array  # [d, d]
 
     def value(self, x: Array) -> Array:
-        """At one point."""
+        """Return the value at one point."""
         u = x - self.centre
         return self.gradient @ u - u @ self.curvature @ u / 2
 
     def scaled(self, gamma: Array) -> "Quadratic":
-        """The function times a number."""
+        """Return the function times a number."""
         return Quadratic(self.centre, gamma * self.gradient, gamma * self.curvature)
 
     def plus(self, function: Callable[[Array], Array], x: Particles, some: Particles) -> "Quadratic":
-        r"""With a function added as its statistical linearisation over particles: mean gradient, mean curvature.
+        r"""Add a function by its statistical linearisation over particles: mean gradient and mean curvature.
 
         Args:
-            function: of one point.
+            function: a function of one point.
             x: the particles whose gradients are averaged.
-            some: those whose Hessians are.
+            some: the particles whose Hessians are averaged.
         """
         centre = x.mean(0)
         g = jax.vmap(jax.grad(function))(x).mean(0)
@@ -183,7 +183,7 @@ class Quadratic(NamedTuple):
 
 @exactly
 def positive(A: Array) -> Array:
-    """The matrix with its negative eigenvalues set to 0."""
+    """Return the matrix with its negative eigenvalues set to 0."""
     values, V = eigenvectors((A + A.T) / 2)
     return (V * jnp.maximum(values, 0)[None]) @ V.T
 
@@ -192,11 +192,11 @@ Surrogate = Polynomial | Quadratic
 
 
 def nothing(x: Particles, degree: int) -> Surrogate:
-    """The surrogate of no rows at all, of the kind that so many particles can carry.
+    """Return the surrogate of no rows, of the kind that this many particles can support.
 
     Args:
         x: the particles.
-        degree: the largest wanted.
+        degree: the largest degree wanted.
     """
     n, d = x.shape
     while degree > 2 and 3 * count(d, degree) > n:

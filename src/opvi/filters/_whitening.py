@@ -1,4 +1,4 @@
-r"""Following a moving density with particles: whitened coordinates, a Stein flow in them, small changes at a time."""
+r"""Follows a moving density with particles: a Stein flow in whitened coordinates, in small changes."""
 
 import math
 from collections.abc import Callable
@@ -24,21 +24,21 @@ HOPELESS = (20.0, 5.0)  # a + b·√d: log densities so far below the median's h
 
 
 class Whitening(NamedTuple):
-    """Coordinates $z = x W$ in which a mode of the target is about round, and the way back $x = z W^{-1}$."""
+    """Coordinates $z = x W$ in which a mode of the target is roughly round, and the inverse $x = z W^{-1}$."""
 
     into: Array  # [d, d]
     back: Array  # [d, d]
 
 
 def some(x: Particles) -> Particles:
-    """A few particles, evenly spaced, for what is dear: fewer in many dimensions."""
+    """Return a few particles, evenly spaced, for expensive computations; fewer in many dimensions."""
     n, d = x.shape
     wanted = max(4, min(SAMPLE, 2000 // d))
     return x[:: -(-n // wanted)]
 
 
 def whitening(log_density: Callable[[Array], Array], x: Particles) -> Whitening:
-    r"""From the mean curvature $A = |\mathrm{mean}_i\, {-\nabla^2} \log p(x_i)|$, its eigenvalues made positive.
+    r"""Whiten by the mean curvature $A = |\mathrm{mean}_i\, {-\nabla^2} \log p(x_i)|$, made positive.
 
     The mean over particles approximates Fisher's $\mathrm E\,[s s^\top]$: the width of a mode, however many modes
     there are, where the particles' covariance would see the distance between modes. A particle counts at
@@ -63,8 +63,8 @@ def stein_field(z: Particles, s: Scores) -> Array:
     $$v_i = \frac{\sum_j K_{ij} (s_j + (z_i - z_j)/h)}{\sum_j K_{ij}}
       + c \big[\bar s + \big(I + \tfrac1n \textstyle\sum_j s_j \tilde z_j^\top\big) C^{-1} \tilde z_i\big]$$
 
-    The first part gives the shape, the second brings mean and covariance home quickly. Fewer particles than
-    dimensions span n - 1 directions only: repulsion is then d/(n - 1) times as strong, for the right variances.
+    The first part gives the shape, the second corrects mean and covariance quickly. Fewer particles than
+    dimensions span only n - 1 directions: repulsion is then d/(n - 1) times as strong, for the right variances.
     """
     n, d = z.shape
     z = centred(z)
@@ -81,7 +81,7 @@ def stein_field(z: Particles, s: Scores) -> Array:
 
 
 def move(gradient: Callable[[Particles], Scores], W: Whitening, x: Particles, step: float) -> tuple[Particles, Array]:
-    """One step along the Stein field, and the field. Neither a steep nor a strongly bent place throws a particle."""
+    """Return the particles after one bounded step along the Stein field, and the field."""
     d = x.shape[1]
     s, bend = jax.linearize(gradient, x)
     s = only_finite(s) @ W.back.T  # where there is no gradient, the others alone move a particle
@@ -100,7 +100,7 @@ def only_finite(rows: Array) -> Array:
 
 
 def relocate(key: Key, x: Particles, value: Array) -> Particles:
-    """Particles where the log density says that nobody belongs, or says nothing, moved next to others."""
+    """Move particles with an impossible or undefined log density next to others."""
     n, d = x.shape
     known = jnp.isfinite(value)
     middle = jnp.nanmedian(jnp.where(known, value, jnp.nan))
@@ -112,7 +112,7 @@ def relocate(key: Key, x: Particles, value: Array) -> Particles:
 
 
 class Pace(NamedTuple):
-    """How far a flow goes: steps between two looks at the curvature, the most looks, and when it has settled."""
+    """How long a flow runs: steps per evaluation of the curvature, the most evaluations, and when it has settled."""
 
     steps: int = 5
     looks: int = 200
@@ -132,16 +132,16 @@ def follow(
     settled: Scalar,
     warm_up: Array,
 ) -> tuple[Particles, Array, Whitening, Scalar]:
-    r"""Move particles from $p_0$ to $p_1$ along $p_\beta$, each density near enough to the last to be followed.
+    r"""Move particles from $p_0$ to $p_1$ along $p_\beta$, each density close enough to the last to be followed.
 
     Args:
-        key: for relocations.
+        key: the key for relocations.
         log_density: $\log p_\beta(x)$ of one point and of $\beta$, linear in $\beta$.
         x: particles distributed as $p_0$.
-        log_weights: theirs, `[n]`.
-        pace: how far a flow goes.
-        settled: ends the flow at $\beta = 1$, by the root mean square of the field.
-        warm_up: looks at $\beta = 0$, to begin with.
+        log_weights: their log weights, `[n]`.
+        pace: how long the flow runs.
+        settled: the root mean square of the field below which the flow at $\beta = 1$ ends.
+        warm_up: the number of initial evaluations at $\beta = 0$.
 
     Returns:
         The particles, their log weights, the last whitening and the last field's root mean square.

@@ -1,4 +1,4 @@
-"""First-order samplers: particles that flow along a field, and the paper's OPVI among them."""
+"""First-order samplers: particles that flow along a field, including the paper's OPVI."""
 
 from opvi.flows import fields as fields
 from opvi.flows import kernels as kernels

@@ -8,7 +8,7 @@ from opvi.types import Array, Particles, Scalar
 
 
 class Acceleration(Protocol):
-    """Where to evaluate the next field; frozen and hashable, as all that samplers are made of."""
+    """Where to evaluate the next field; frozen and hashable, like all parts of samplers."""
 
     def look_ahead(self, t: Scalar, x: Particles, x_old: Particles, y_old: Particles, move: Array) -> Particles:
         """Return $y_t$ from $x_t$, $x_{t-1}$, $y_{t-1}$ and the move $x_t - y_{t-1}$."""

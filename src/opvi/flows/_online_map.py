@@ -20,7 +20,7 @@ Bound = float | tuple[float, ...]
 
 
 class MAPState(NamedTuple):
-    """What the next round needs, and nothing else. Every particle is a point estimate of its own."""
+    """What the next round needs, and nothing else. Every particle is a separate point estimate."""
 
     particles: Particles
     optimizer: Tree

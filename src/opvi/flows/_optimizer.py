@@ -12,7 +12,7 @@ from opvi.types import Array, Schedule, Tree, at_round
 
 @runtime_checkable
 class Optimizer(Protocol):
-    """What an optax optimizer does. One from `optimizer(...)` is equal to another with the same settings."""
+    """An optax optimizer. Two made by `optimizer(...)` with the same settings are equal."""
 
     def init(self, params: Array) -> Tree:
         """Return the state before any step."""
@@ -37,7 +37,7 @@ class _Made:
 def optimizer(make: Callable[..., optax.GradientTransformation], *given: object, **named: object) -> Optimizer:
     """An optax optimizer as a value: `optimizer(optax.adam, 0.01)`.
 
-    Two of optax's own are never equal, so that samplers made of them share no compiled program; of these they do.
+    Two of optax's own are never equal, so samplers made of them share no compiled program; with these they do.
 
     Args:
         make: optax's function, e.g. `optax.adam`.

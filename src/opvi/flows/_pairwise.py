@@ -7,9 +7,9 @@ $$\sum_j K_{ij}\, c_j \qquad \text{and} \qquad \tfrac2h \sum_j K_{ij}\, (x_i - x
 are what every field is made of. Three forms, by dimension: differences on the ordinary units where they are few;
 tiles on the tensor cores with numbers split into bfloat16 pieces that add up to 24 bits; whole matrix products of
 such pieces where dimensions are many. All keep about single precision: near a fixed point of the particles, where
-drift and repulsion cancel, that is what is left of the digits, so
+drift and repulsion cancel, few digits are left, so
 
-- sums are taken in parts (of a tile, or of a few dozen rows), and the parts added with compensation, since in one long
+- sums are taken in parts (a tile, or a few dozen rows) that are added with compensation, because in one long
   sum the many tiny terms would be lost against it;
 - a particle's own term, 1 among numbers around 1/n, is added at the end;
 - differences are taken of the same rounded coordinates that the kernel saw.
@@ -40,16 +40,16 @@ FAR = 1e18  # where padding stands: its kernel with any particle is 0
 
 
 class PairSums(NamedTuple):
-    """One entry per particle."""
+    """The sums over all pairs, one entry per particle."""
 
     weighted: Array  # [n, m]: sum of K c
     push: Array  # [n, d]: sum of K (x_i - x_j), times 2/h
 
 
 def has_gpu_kernels() -> bool:
-    """Return whether programs may use the fused sums: there is a GPU, and JAX still has what they are written in.
+    """Return whether programs may use the fused sums: there is a GPU, and JAX still has Pallas.
 
-    Nobody else needs Pallas, so nobody else loads it.
+    Pallas is imported only here, because nothing else needs it.
     """
     if jax.default_backend() != "gpu":
         return False
@@ -63,13 +63,13 @@ def has_gpu_kernels() -> bool:
 def pair_sums(
     x: Particles, columns: Array, h: Scalar, factor: Scalar | float = 1.0, *, interpret: bool = False
 ) -> PairSums:
-    """Return the sums in float32, by the form that suits the shape.
+    """Return the sums in float32, in the form that suits the shape.
 
     Args:
-        x: particles, centred, so that few digits go to their common distance from the origin.
+        x: particles, centred, so that no digits are lost to their distance from the origin.
         columns: `[n, m]`.
         h: the kernel's bandwidth.
-        factor: of both sums. Given here it costs no rounding of its own.
+        factor: multiplies both sums. Applied here it costs no extra rounding.
         interpret: run the GPU's programs on a CPU, one operation after another, to test them.
     """
     scale = jnp.sqrt(math.log2(math.e) / h)  # K is then 2^-|y_i - y_j|²
@@ -108,7 +108,7 @@ def _pallas(kernel: Callable[..., None], interpret: bool, warps: int, stages: in
 
 
 def _assembly(text: str, *args: Array) -> Array:
-    """One instruction of the GPU, on every entry."""
+    """Apply one GPU instruction to every entry."""
     from jax.experimental.pallas import triton
 
     shape = jnp.broadcast_shapes(*(a.shape for a in args))
@@ -129,7 +129,7 @@ def _multiply_add(a: Array, b: Array, c: Array, interpret: bool) -> Array:
 
 
 def _dot(a: Array, b: Array, turned: bool = False, *, interpret: bool) -> Array:
-    """A tile's product, the second factor transposed if turned."""
+    """Return the product of two tiles, the second one transposed if `turned`."""
     if interpret:
         return jnp.dot(a, b.T if turned else b, preferred_element_type=jnp.float32)
     from jax.experimental.pallas import triton
@@ -145,7 +145,7 @@ def _add(total: Array, lost: Array, part: Array) -> tuple[Array, Array]:
 
 
 def _cut(n: int, block: int, unit: int) -> tuple[int, int]:
-    """Into how many parts to cut the columns, and how many particles there are after padding."""
+    """Return the number of parts to cut the columns into, and the number of particles after padding."""
     cuts = min(LARGEST_CUT, 1 << max(0, math.ceil(math.log2(ROW_BLOCKS * block / n))))
     multiple = math.lcm(block, cuts * unit)
     return cuts, -(-n // multiple) * multiple
@@ -156,7 +156,7 @@ def _padded(a: Array, n: int, value: float = 0.0) -> Array:
 
 
 def _by_differences(y: Particles, columns: Array, interpret: bool) -> tuple[Array, Array]:
-    """A thread owns some particles and goes through all others: nothing is exchanged between threads."""
+    """Sum by differences: a thread owns some particles and visits all others; threads exchange nothing."""
     from jax.experimental import pallas as pl
 
     (n, d), m = y.shape, columns.shape[1]
@@ -172,7 +172,7 @@ def _by_differences(y: Particles, columns: Array, interpret: bool) -> tuple[Arra
         first = pl.program_id(1) * each
 
         def meet(j: Array, sums: tuple[Array, ...]) -> tuple[Array, ...]:
-            """One other particle."""
+            """Add the term of one other particle."""
             other = [others_ref[k, j] for k in range(d + m)]
             gap = [own[k] - other[k] for k in range(d)]
             exponent = -(gap[0] * gap[0])
@@ -225,14 +225,14 @@ def pieces(a: Array, count: int) -> list[Array]:
 
 
 def _tile(out_wide: int) -> tuple[int, int, int]:
-    """Rows and columns of a tile, and warps that share it: what was fastest on an H200."""
+    """Return rows and columns of a tile, and the warps that share it; fastest on an H200."""
     if out_wide <= 32:
         return 64, 64, 4
     return (64, 32, 4) if out_wide <= 64 else (128, 64, 8)
 
 
 def _by_tiles(y: Particles, columns: Array, interpret: bool) -> tuple[Array, Array]:
-    r"""Tiles of K on the tensor cores, never in memory.
+    r"""Sum over tiles of K on the tensor cores; K is never stored.
 
     $\sum_j K_{ij} (c_j + r_i)$ with $c = (c, -y)$ and $r = (0, y)$ gives both sums at once.
     """
@@ -314,13 +314,13 @@ def _by_tiles(y: Particles, columns: Array, interpret: bool) -> tuple[Array, Arr
 
 
 def _product(a: list[Array], b: list[Array]) -> Array:
-    """Of two pieces each, the smallest terms first; the product of the two small ones is below 16 bits."""
+    """Multiply sums of two pieces, smallest terms first; the product of the two small pieces is below 16 bits."""
     multiply = functools.partial(jnp.matmul, preferred_element_type=jnp.float32)
     return (multiply(a[1], b[0]) + multiply(a[0], b[1])) + multiply(a[0], b[0])
 
 
 def _by_products(y: Particles, columns: Array) -> tuple[Array, Array]:
-    """Tiles of K as matrices: in many dimensions most of the work is in two matrix products."""
+    """Sum over tiles of K as matrices; in many dimensions most of the work is two matrix products."""
     (n, d), m = y.shape, columns.shape[1]
     chunk = min(CHUNK, n)
     room = -(-n // chunk) * chunk

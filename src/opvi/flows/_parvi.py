@@ -181,12 +181,12 @@ PEAK, WARM_UP, DECAY_START = 0.03, 25.0, 100.0  # of the first-order step; round
 
 
 def first_order(target: Target, *, peak: float = PEAK) -> ParVI:
-    r"""OPVI with Nesterov–Adam steps that warm up and then decay without knowing the horizon.
+    r"""Return OPVI with Nesterov–Adam steps that warm up and then decay without knowing the horizon.
 
     $$\alpha_t = \alpha \min(1, t/25)\, (1 + t/100)^{-1/2}$$
 
     Args:
-        target: any.
+        target: any target.
         peak: $\alpha$.
     """
     steps = optimizer(optax.nadam, _Rate(float(peak)), b2=0.95)

@@ -1,4 +1,4 @@
-r"""Inside a step that is spread over devices: which axes are cut, and sums over all pairs by a ring."""
+r"""Inside a step that is spread over devices: which axes are split, and sums over all pairs by a ring."""
 
 from collections.abc import Callable
 
@@ -13,7 +13,7 @@ PARTICLES, DATA = "particles", "data"
 
 
 def _around() -> dict[str, int]:
-    """The axes of the mesh that the step being traced is spread over; none where it is not."""
+    """Return the mesh axes over which the step being traced is spread; none if it is not."""
     found = get_abstract_mesh()
     ours = bool(found.axis_names) and set(found.axis_names) <= {PARTICLES, DATA} and found.are_all_axes_auto
     return dict(found.shape) if ours else {}
@@ -31,7 +31,7 @@ def everywhere(x: Array) -> Array:
 
 
 def ring(function: Callable[[Tree, Tree], Tree], rows: Tree, others: Tree) -> Tree:
-    r"""$\sum_q f(\mathrm{rows}_p, \mathrm{others}_q)$ on every device p, over the parts q of all devices.
+    r"""Return $\sum_q f(\mathrm{rows}_p, \mathrm{others}_q)$ on every device p, over the parts q of all devices.
 
     The parts of `others` go around: each device works on one part, hands it to the next device and gets another from
     the one before. So a device holds n/P entries of its own and n/P of another, never all n, and no n × n/P matrix
@@ -39,8 +39,8 @@ def ring(function: Callable[[Tree, Tree], Tree], rows: Tree, others: Tree) -> Tr
 
     Args:
         function: of some rows and some others, both pytrees with a leading axis; what it returns has the rows' axis.
-        rows: cut over devices; n of them.
-        others: cut over devices likewise.
+        rows: n rows, split over devices.
+        others: also split over devices.
     """
     around = _around()
     parts, n = around[PARTICLES], len(jax.tree.leaves(rows)[0])

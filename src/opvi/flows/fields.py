@@ -28,7 +28,7 @@ DEFAULT_BLOCK = 512
 
 
 def _over_rows(function: Callable[[Tree], Tree], rows: Tree, block: int) -> Tree:
-    """`function` on blocks of rows, its results joined; the last block is padded with its own last row."""
+    """Apply `function` to blocks of rows and join the results; the last block is padded with its own last row."""
     n = len(jax.tree.leaves(rows)[0])
     if block >= n:
         return function(rows)
@@ -59,18 +59,18 @@ class _Pairs:
         return jnp.matmul(a, b, precision=self.precision)
 
     def gram(self, rows: Particles, others: Particles) -> tuple[Array, Array]:
-        """K and S for a block of rows against others."""
+        """Return K and S for a block of rows against others."""
         r = squared_distances(rows, others, self.precision)
         d = self.x.shape[1]
         return self.kernel.value(r, self.h, d), self.kernel.slope(r, self.h, d)
 
     def push(self, slope: Array, rows: Particles, others: Particles) -> Array:
-        r"""$2[(Sx)_i - (S1)_i x_i]$ for a block of rows, summed over others."""
+        r"""Return $2[(Sx)_i - (S1)_i x_i]$ for a block of rows, summed over others."""
         slope = 2 * slope
         return self.product(slope, others) - slope.sum(1, keepdims=True) * rows
 
     def total(self, function: Callable[[Tree, Tree], Tree], rows: Tree, others: Tree) -> Tree:
-        """A function of blocks of rows and of all others, which is a sum over the others."""
+        """Return a function of blocks of rows that sums over all others."""
 
         def blocks(rows: Tree, others: Tree) -> Tree:
             return _over_rows(lambda block: function(block, others), rows, self.block)
@@ -100,7 +100,7 @@ class _Pairs:
 
 @dataclass(frozen=True)
 class _Radial:
-    """The field that a function makes of all pairs of particles under a radial kernel."""
+    """A field computed from all pairs of particles under a radial kernel."""
 
     compute: Callable[[_Pairs, Scores], tuple[Array, Array]]
     kernel: Kernel
@@ -198,9 +198,9 @@ SWEPT = 64  # particles up to which a linear system is solved without LAPACK
 
 
 def _solve(matrix: Array, b: Array, product: Callable[[Array, Array], Array]) -> Array:
-    """A symmetric positive definite system.
+    """Solve a symmetric positive definite system.
 
-    Small ones by sweeping out one row after another: a call of LAPACK from inside a compiled loop wakes
+    Small ones are solved by eliminating one row after another: a LAPACK call inside a compiled loop wakes
     the threads of its BLAS, which on a busy machine costs sixty times the work itself.
     """
     n = len(matrix)

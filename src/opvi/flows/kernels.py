@@ -70,12 +70,12 @@ FEW_DIMENSIONS = 4
 
 
 def centred(x: Particles) -> Particles:
-    """Return the particles about their mean; where all are the same number, exactly 0."""
+    """Return the particles minus their mean; exactly 0 where all are the same number."""
     return jnp.where((x == x[:1]).all(0, keepdims=True), 0, x - x.mean(0, keepdims=True))
 
 
 def nearly_centred(x: Particles) -> Particles:
-    """Return the particles about their mean, to a sixty-fourth of their spread.
+    """Return the particles minus their mean, rounded to a sixty-fourth of their spread.
 
     A mean with all its bits would round the particles of like size in the same direction, and where drift and repulsion
     of a million particles cancel, that error would be what remains. A multiple of a power of two is subtracted exactly.
@@ -113,7 +113,7 @@ LARGEST_SAMPLE = 2048
 
 
 def fixed(h: float) -> Bandwidth:
-    """The same h every round."""
+    """Use the same h in every round."""
     if not h > 0:
         raise ValueError(f"`h` is {h!r}, but a bandwidth must be greater than 0.")
     return _Fixed(float(h))
@@ -178,7 +178,7 @@ def evenly_spaced(x: Particles, largest: int = LARGEST_SAMPLE) -> Particles:
 
 @dataclass(frozen=True)
 class _Median:
-    """The squared median distance over a logarithm, as one of the codes in use has it."""
+    """The squared median distance over a logarithm, in one of the variants in use."""
 
     diagonal: bool = True  # whether a particle's distance to itself counts
     offset: int = 0  # the logarithm is that of n + offset

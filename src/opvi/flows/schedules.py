@@ -1,6 +1,6 @@
 r"""What changes from round to round: batch sizes, prior weight, likelihood scale, step sizes.
 
-Rounds count from $t = 1$. Wherever the library takes a schedule, a plain number does as well.
+Rounds count from $t = 1$. Wherever the library takes a schedule, a plain number works too.
 """
 
 import math

@@ -56,7 +56,7 @@ class NegativeBinomial(NamedTuple):
 
     @property
     def variance(self) -> Array:
-        """More than the mean."""
+        """The variance, which exceeds the mean."""
         return self.mean + self.mean**2 / self.concentration
 
     def log_density(self, y: Array) -> Array:

@@ -1,4 +1,4 @@
-"""Predictions from particles: a mixture of what each particle says, with its uncertainty taken apart."""
+"""Predictions from particles: a mixture of what each particle says, with its uncertainty split into parts."""
 
 import math
 from collections.abc import Callable
@@ -101,7 +101,7 @@ class Predictive(NamedTuple):
         return logsumexp(values + self.log_mixture_weights(), axis=0)
 
     def cdf(self, y: Array) -> Array:
-        """Return P(Y ≤ y), row by row; of numbers that are no counts, uniform over rows if the model is calibrated."""
+        """Return P(Y ≤ y), row by row; for continuous y, uniform over rows if the model is calibrated."""
         return self._average(self._numeric("a distribution function").cdf(jnp.asarray(y)[None]))
 
     def quantile(self, q: ArrayLike) -> Array:
@@ -173,11 +173,11 @@ class PredictsRows(Protocol):
 
     @property
     def predict(self) -> Callable[[Params, Tree], Distribution] | None:
-        """What the model says about y at inputs x."""
+        """Return what the model says about y at inputs x."""
 
     @property
     def unravel(self) -> Callable[[Array], Params]:
-        """A vector as the model's parameters."""
+        """Return a vector as the model's parameters."""
 
 
 def predict(target: PredictsRows, particles: Particles, x: Tree) -> Predictive:

@@ -1,4 +1,4 @@
-"""Dynamic regret: how far a sampler is behind what it follows, why, and what the theory promises."""
+"""Dynamic regret: how far a sampler lags behind what it follows, why, and what the theory promises."""
 
 from opvi.regret._bounds import corrected_bound as corrected_bound
 from opvi.regret._bounds import lemma_bound as lemma_bound

@@ -1,4 +1,4 @@
-r"""What the theory promises of $R(T)$: Theorem 1 as printed, corrected, by orders, and tight.
+r"""What the theory promises for $R(T)$: Theorem 1 as printed, corrected, by orders, and tight.
 
 All bounds are on the expected regret of online gradient descent, and take the rounds' gradient errors
 $\epsilon_t$ ($E\|e_t\|^2 \le \epsilon_t^2$) and the path length $V_T$ so far; they return one number per T.

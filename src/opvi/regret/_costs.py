@@ -16,7 +16,7 @@ PerRound = ArrayLike | Callable[[int], ArrayLike]  # a value, or a function of t
 
 
 class Cost(NamedTuple):
-    r"""$f_t = c_t + \eta_t c_0$ of every round, with $c_t$ linear in numbers that a sum of rounds can add up.
+    r"""The cost $f_t = c_t + \eta_t c_0$ of every round, with $c_t$ linear in coefficients that add up over rounds.
 
     Made by `quadratic` or `pool`. Everything is float64 on the host, and batched over k rounds.
     """
@@ -65,7 +65,7 @@ def quadratic(target: Target, hessian: PerRound, centre: PerRound, floor: PerRou
     A linear-Gaussian model whose rows have $E[xx^\top] = S$ and noise $\sigma^2$ has $H = S/\sigma^2$.
 
     Args:
-        target: for its prior, which must be Gaussian.
+        target: provides the prior, which must be Gaussian.
         hessian: $H_t$, a matrix or a function of the round t = 1, 2, …
         centre: $\theta_t$, a vector or a function of t.
         floor: $k_t$, a number or a function of t.
@@ -149,10 +149,10 @@ def pool(
     trust-region Newton method finds them, starting from the previous round's, and reports the gradient norm it reached.
 
     Args:
-        target: gives each row's log likelihood, and the prior.
+        target: provides each row's log likelihood, and the prior.
         data: the rows $r_i$, as a stream takes them.
-        weights: $a(t)$ as a function of the round, N numbers of at least 0 that sum to 1, e.g. of a window that slides
-            over the rows; None weighs all rows alike in every round.
+        weights: $a(t)$ as a function of the round, N non-negative numbers that sum to 1, e.g. of a window that slides
+            over the rows; None weights all rows equally in every round.
         tolerance: norm of the gradient of $f_t$ at which the solver stops.
     """
     if not tolerance > 0:
@@ -266,8 +266,8 @@ def smoothness(
     curvature; for logistic regression that is 0, the default.
 
     Args:
-        cost: of the rounds.
-        rounds: those considered, e.g. `history.round[::100]`. The prior weighs most in round 1.
+        cost: the cost of the rounds.
+        rounds: the rounds considered, e.g. `history.round[::100]`. The prior has the most weight in round 1.
         points: `[m, d]`; the origin if omitted.
         prior_weight: $\eta_t$; the paper's $6/(\pi^2 t^2)$ if omitted.
     """

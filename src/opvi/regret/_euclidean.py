@@ -50,17 +50,17 @@ class _Recorded(NamedTuple):
 
 
 class Following:
-    """A callback that follows a run through its chunks, and begins anew where these do not."""
+    """A callback that follows a run through its chunks, and starts over if they are not consecutive."""
 
     def __init__(self) -> None:
         self.last = 0  # the last round watched
         self.begin()
 
     def begin(self) -> None:
-        """Forget the sums."""
+        """Reset the sums."""
 
     def rounds(self, chunk: Chunk, count: int) -> np.ndarray:
-        """Return the chunk's rounds; begin anew if they do not continue where the last chunk ended."""
+        """Return the chunk's rounds; start over if they do not continue where the last chunk ended."""
         t = np.arange(chunk.round - count + 1, chunk.round + 1)
         if t[0] != self.last + 1:
             self.begin()
@@ -69,7 +69,7 @@ class Following:
 
 
 def of_target(target: Target, particles: Particles) -> Particles:
-    """Return the particles, refused unless they can be parameters of the target."""
+    """Return the particles; refuse them if they cannot be parameters of the target."""
     if particles.ndim != 2 or particles.shape[1] != target.dim:
         raise ValueError(
             f"the sampler's particles have shape {particles.shape}, but the target of this watch has {target.dim} "
@@ -86,7 +86,7 @@ class _Noise(Following):
         super().__init__()
 
     def record(self, before: State, after: State, batch: Batch) -> _Recorded:
-        """Return the batch's gradients where the round began, and their scatter over rows; compiled into the loop."""
+        """Return the batch's gradients at the round's start and their scatter over rows; compiled into the loop."""
         target = self.target
         x = of_target(target, before.particles)
         batch = cast(batch, x.dtype)
@@ -200,11 +200,11 @@ def watch(target: Target, cost: Cost, *, prior_weight: Schedule = vanishing) -> 
     with $w_t$ the decision before round t's batch is seen, as in the theorems. For several particles the mean of their
     costs counts. `opvi.run(sampler, stream, key, callbacks={"regret": watch})` keeps a `Regret` in
     `history.callbacks["regret"]["value"]`. No bit of the particles changes. One watch serves many runs: rounds that
-    continue the last ones seen are added to its sums, others begin anew.
+    continue the last ones seen are added to its sums, others start over.
 
     Args:
         target: the sampler's.
-        cost: what batches were drawn from: `quadratic` or `pool`.
+        cost: the cost that batches were drawn from: `quadratic` or `pool`.
         prior_weight: $\eta_t$, the sampler's.
     """
     if not isinstance(cost, Cost):

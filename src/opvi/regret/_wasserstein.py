@@ -237,7 +237,7 @@ def watch_draws(draws: Callable[[int], ArrayLike | None], *, neighbours: int = 5
     r"""Return a callback for `opvi.run` that measures particles against draws of the running posterior.
 
     W2 is that of the two samples, by optimal assignment; KL is `sample_kl`. Both are estimates: two sets of draws of
-    the posterior itself are a distance apart. It keeps a `Tracking` in `history.callbacks[name]["value"]`, NaN in
+    the posterior itself are some distance apart. It keeps a `Tracking` in `history.callbacks[name]["value"]`, NaN in
     rounds that are not measured.
 
     Args:

@@ -1,4 +1,4 @@
-r"""One file: written whole or not at all, checked when read, never executed.
+r"""One file, written completely or not at all, checked when read, and never executed.
 
 A file is a header (a line that names the format, its version, a checksum of all the rest, the length of the
 description), a description as JSON, and the bytes of the arrays in the order in which it names them:
@@ -7,7 +7,7 @@ description), a description as JSON, and the bytes of the arrays in the order in
      "arrays": {"state/particles": {"dtype": "float32", "shape": [100, 2]}, …}}
 
 The tree is plain data: dictionaries (also for the fields of states), lists (also for tuples), numbers, strings. Where
-it says null and the path (with `/` in a name written `~1`, and `~` written `~0`) is among the arrays, the array stands.
+it says null and the path (with `/` in a name written `~1`, and `~` written `~0`) is an array's, the array belongs.
 No class is named, so code may move and be renamed; loading imports nothing and makes nothing but plain data.
 """
 
@@ -49,7 +49,7 @@ class CheckpointError(ValueError):
 def save(path: str | Path, tree: Tree) -> Path:
     """Write a state, or any pytree that holds states, arrays, JAX keys, numbers and strings.
 
-    The file appears under its name only when all of it is on the disk; a crash or a full disk on the way leaves what
+    The file appears under its name only when all of it is on disk; a crash or a full disk in between leaves what
     was there before.
 
     Args:
@@ -130,7 +130,7 @@ def unpacked(data: bytes, path: Path) -> Tree:
 
 
 def write_whole(path: Path, parts: Iterable[bytes | memoryview]) -> None:
-    """Write a file with all of these parts, or none: nothing is there before all of it is."""
+    """Write a file with all of these parts or not at all."""
     if not path.parent.is_dir():
         raise FileNotFoundError(f"{path.parent} is not a folder, so nothing was saved. Make it first: `mkdir`.")
     handle, temporary = tempfile.mkstemp(prefix=f".{path.name}.", suffix=".part", dir=path.parent)
@@ -153,7 +153,7 @@ def write_whole(path: Path, parts: Iterable[bytes | memoryview]) -> None:
 
 
 def bytes_of(path: Path) -> bytes:
-    """Return the contents of a regular file; anything else is refused at once, and not waited for."""
+    """Return the contents of a regular file; refuse anything else at once, without waiting."""
     flags = os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0) | getattr(os, "O_CLOEXEC", 0)
     regular = stat.S_ISREG(path.stat().st_mode)  # a device may act on being opened
     if regular:
@@ -168,13 +168,13 @@ def bytes_of(path: Path) -> bytes:
 
 
 def _below(path: str, name: object) -> str:
-    """The path of a part."""
+    """Return the path of a part."""
     escaped = str(name).replace("~", "~0").replace("/", "~1")
     return f"{path}/{escaped}" if path else escaped
 
 
 def _plain(tree: Tree, path: str, arrays: dict[str, Any], parts: list[np.ndarray]) -> Any:
-    """The tree with None in place of every array; arrays are described, and appended to the parts."""
+    """Return the tree with None in place of every array; arrays are described and appended to the parts."""
 
     def put(array: np.ndarray, **more: str | bool) -> None:
         arrays[path] = {"dtype": array.dtype.name, "shape": array.shape, **more}
@@ -216,7 +216,7 @@ def _is_key(leaf: object) -> bool:
 
 
 def _dtype(name: str) -> np.dtype:
-    """A number's dtype, in the byte order of a file."""
+    """Return a number's dtype, in the byte order of a file."""
     if name not in DTYPES:
         raise ValueError(f"there is no dtype {name!r} of numbers")
     if name.startswith(("bfloat", "float8")):
@@ -240,7 +240,7 @@ def _refused(word: str) -> Any:
 
 
 def _arrays(described: dict[str, Any], data: memoryview) -> Iterator[tuple[str, Any]]:
-    """The arrays of a file by their paths."""
+    """Return the arrays of a file by their paths."""
     at = 0
     for path, about in described.items():
         if not isinstance(about, dict) or not {"dtype", "shape"} <= set(about) <= {"dtype", "shape", "key", "number"}:
@@ -267,7 +267,7 @@ def _arrays(described: dict[str, Any], data: memoryview) -> Iterator[tuple[str, 
 
 
 def _filled(node: Any, path: str, arrays: dict[str, Any]) -> Tree:
-    """The plain tree with the arrays in their places."""
+    """Return the plain tree with the arrays put in."""
     if node is None:
         return arrays.pop(path, None)
     if isinstance(node, dict):
@@ -281,7 +281,7 @@ def _filled(node: Any, path: str, arrays: dict[str, Any]) -> Tree:
 
 
 def shaped(tree: Tree, like: Tree, path: str = "", exact: bool = False) -> Tree:
-    """Return plain data in the form of `like`; `exact` where a dictionary may not have other entries."""
+    """Return plain data in the form of `like`; with `exact`, dictionaries may not have other entries."""
     where = f"`{path}`" if path else "what was saved"
     if like is None and not exact:
         return tree
@@ -334,7 +334,7 @@ def _leaf(found: Any, like: Any, where: str) -> Any:
 
 
 def _state_of(sampler: Any, tree: Tree) -> Tree:
-    """The form of a sampler's state, with as many particles as were saved; nothing is computed."""
+    """Return the form of a sampler's state, with as many particles as were saved, without computing anything."""
     key = jax.random.key(0)
     count = _particles(tree)
     try:
@@ -351,7 +351,7 @@ def _state_of(sampler: Any, tree: Tree) -> Tree:
 
 
 def _particles(tree: Tree) -> int | None:
-    """How many there are, in a state or in the one that it wraps; None in a state of several sets of them."""
+    """Return the number of particles in a state or the one it wraps; None for a state with several sets."""
     if not isinstance(tree, dict):
         return None
     found = tree.get("particles")
@@ -359,7 +359,7 @@ def _particles(tree: Tree) -> int | None:
 
 
 def _kind(value: Any) -> str:
-    """What a value is, for messages."""
+    """Return the kind of a value, for messages."""
     if isinstance(value, dict):
         return f"a dictionary of {sorted(value)}"
     if isinstance(value, list | tuple):

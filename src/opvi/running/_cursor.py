@@ -1,4 +1,4 @@
-"""How far a source was read, and what was read: enough to recognise it again, whole or longer."""
+"""How far a source was read, and what was read: enough to recognise it later, even if it has grown."""
 
 import hashlib
 from collections.abc import Iterable
@@ -11,7 +11,7 @@ from opvi.types import Batch
 
 
 class Cursor(NamedTuple):
-    """The place behind the last row that was learnt; plain values, saved with every checkpoint."""
+    """The position after the last row learnt; plain values, saved with every checkpoint."""
 
     row: int = 0  # rows passed
     position: int = 0  # bytes passed, or what else the source counts by, such as a broker's sequence number
@@ -19,20 +19,20 @@ class Cursor(NamedTuple):
 
 
 class Trail:
-    """A running hash of everything consumed. However the rows are cut into calls, the digest is the same."""
+    """A running hash of everything consumed. The digest does not depend on how rows are cut into calls."""
 
     def __init__(self) -> None:
         self.row = self.position = 0
         self._hash = hashlib.sha256()
 
     def add(self, content: bytes | memoryview, rows: int) -> None:
-        """Pass some rows, whose content this is."""
+        """Add some rows, given their content."""
         self._hash.update(content)
         self.row += rows
         self.position += len(content)
 
     def after(self, batches: Iterable[Batch]) -> "Trail":
-        """Return the trail behind some batches, each of which counts as one row; this one stays where it is."""
+        """Return the trail after some batches, each counted as one row; this trail is not changed."""
         out = Trail()
         out.row, out.position, out._hash = self.row, self.position, self._hash.copy()
         for batch in batches:

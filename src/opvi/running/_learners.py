@@ -16,7 +16,7 @@ MARK = "_learner"  # the attribute that says who learns; never saved
 
 @contextmanager
 def sole_learner(model: Any) -> Iterator[None]:
-    """In this block the thread teaches a model; another one that tries to gets an error. Readers need no permission."""
+    """Within this block one thread teaches a model; another one that tries gets an error. Readers are not affected."""
     refuse_forked()
     mine = (threading.get_ident(), object())
     owner = model.__dict__.setdefault(MARK, mine)  # one step of the interpreter: no thread comes in between
@@ -33,7 +33,7 @@ def sole_learner(model: Any) -> Iterator[None]:
 
 
 def one_learner(method: Callable[Concatenate[M, P], R]) -> Callable[Concatenate[M, P], R]:
-    """Return a method that teaches a model as one that only one thread at a time may be in."""
+    """Return a method that only one thread at a time may run, because it teaches a model."""
 
     @wraps(method)
     def alone(self: M, /, *args: P.args, **kwargs: P.kwargs) -> R:

@@ -1,4 +1,4 @@
-"""Where numbers lie: columns far from 0 are shifted before they become float32, which has seven digits."""
+"""Offsets: columns far from 0 are shifted before conversion to float32, which has seven digits."""
 
 import numpy as np
 
@@ -9,8 +9,8 @@ FIRST = 100  # rows that are looked at
 def origin_of(values: np.ndarray) -> np.ndarray:
     """Return what to subtract from each column: its median, if that lies far from 0; otherwise 0.
 
-    A constant in the data changes nothing that a standardising model learns, so subtracting it costs nothing. The
-    choice is the first rows' alone, by medians, so that one wild value decides nothing.
+    A constant offset does not change what a standardising model learns, so subtracting it costs nothing. The
+    offset is the median of the first rows alone, so that a single outlier has no effect.
 
     Args:
         values: the first rows, `[rows, columns]`, NaN where nothing is known.

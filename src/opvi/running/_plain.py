@@ -11,7 +11,7 @@ OWN = ("opvi", "jax")  # packages whose classes and functions may be named
 
 
 def plainly(value: Any) -> Any:
-    """Return settings as dictionaries, lists, numbers, strings and arrays; raise a TypeError for what is the user's."""
+    """Return settings as dictionaries, lists, numbers, strings and arrays; raise a TypeError for a user's objects."""
     if value is None or isinstance(value, bool | int | float | str | np.ndarray):
         return value
     if isinstance(value, dict):

@@ -22,7 +22,7 @@ def kept_in() -> Path | None:
 
 
 def keep_programs() -> Path | None:
-    """Let JAX keep the programs that it compiles in the user's cache folder, and return the folder.
+    """Let JAX keep compiled programs in the user's cache folder, and return the folder.
 
     JAX itself reads, writes, locks and bounds it. Nothing is changed, and the result is None, if JAX has a folder
     already (`JAX_COMPILATION_CACHE_DIR`), if the variable OPVI_PROGRAMS is "off", if the folder cannot be written, or
@@ -59,7 +59,7 @@ def _user_cache() -> Path:
 
 
 def _machine() -> str:
-    """Name what a program is made for: another processor, or another JAX, must not be given it."""
+    """Return a name for the processor and JAX version, because programs fit only these."""
     try:
         flags = next(line for line in Path("/proc/cpuinfo").read_text().splitlines() if line.startswith("flags"))
     except (OSError, StopIteration):
@@ -69,7 +69,7 @@ def _machine() -> str:
 
 
 def _swept(folder: Path) -> None:
-    """Remove what a killed process left half done: JAX's own count of the folder would stumble over it for ever."""
+    """Remove unfinished files of killed processes, on which JAX's own bookkeeping would fail forever."""
     for path in folder.glob("*-cache"):
         used = path.with_name(path.name.removesuffix("-cache") + "-atime")
         if not used.exists() or used.stat().st_size != 8 or not path.stat().st_size:

@@ -24,7 +24,7 @@ class Progress:
         return self
 
     def update(self, done: int, rows: int, new_rows: int) -> None:
-        """`done` rounds and `rows` rows in all, `new_rows` of them since this run began."""
+        """Show `done` rounds and `rows` rows in total, `new_rows` of them since this run began."""
         seconds = max(time.perf_counter() - self.start, 1e-9)
         figures = f"{rows:,} rows, {new_rows / seconds:,.0f} rows/s"
         if self.bar:

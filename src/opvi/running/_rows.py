@@ -24,7 +24,7 @@ def row_count(data: Data) -> int:
 
 
 def taken(data: Data, rows: slice | np.ndarray) -> Data:
-    """Return some of the rows; of a slice nothing is copied."""
+    """Return some of the rows; a slice is not copied."""
     return jax.tree.map(lambda a: a[rows], data)
 
 
@@ -34,7 +34,7 @@ def joined(parts: Sequence[Tree]) -> Tree:
 
 
 def padded(data: Data, rows: int) -> Data:
-    """Return the data filled up to this many rows with copies of the first, so that no row is an invented one."""
+    """Return the data padded to this many rows with copies of the first, so that no row is invented."""
 
     def fill(a: np.ndarray) -> np.ndarray:
         return a if len(a) == rows else np.concatenate([a, np.repeat(a[:1], rows - len(a), 0)])
@@ -43,7 +43,7 @@ def padded(data: Data, rows: int) -> Data:
 
 
 def weights(weight: ArrayLike | None, rows: int) -> np.ndarray:
-    """Return how often each row counts, checked; 1 if not given."""
+    """Return how often each row counts, checked; 1 if omitted."""
     if weight is None:
         return np.ones(rows, np.float32)
     weight = np.asarray(weight)
@@ -59,8 +59,8 @@ def batch(data: Data, weight: ArrayLike | None = None, *, pad_to: int | None = N
 
     Args:
         data: a pytree of arrays with one leading axis of rows, e.g. `(X, y)`.
-        weight: how often each row counts; 1 if not given.
-        pad_to: the padded number of rows; no padding if not given.
+        weight: how often each row counts; 1 if omitted.
+        pad_to: the padded number of rows; no padding if omitted.
     """
     data = jax.tree.map(np.asarray, data)
     rows = row_count(data)
@@ -109,7 +109,7 @@ def as_rows(data: Data, dtype: np.dtype) -> Data:
 
 
 def without_bad_rows(data: Data, on_bad: OnBad) -> tuple[Data, int]:
-    """Return the rows that are finite throughout, and how many others were left out; or raise, if that is asked."""
+    """Return the rows that are all finite, and how many were left out; or raise, if requested."""
     bad = np.zeros(row_count(data), bool)
     for leaf in jax.tree.leaves(data):
         if leaf.dtype.kind in "fc":

@@ -74,8 +74,8 @@ def run(
         sampler: e.g. `opvi.tracker(target)` or `opvi.opvi(target, step=0.01)`.
         stream: `opvi.stream(...)`, or any iterable of `Batch`.
         key: a JAX key or an integer seed. The same key resumes the same run.
-        particles: what `sampler.init` takes: how many to draw, or the particles themselves. the sampler's
-            usual number if not given.
+        particles: what `sampler.init` takes: how many to draw, or the particles themselves. The sampler's
+            usual number if omitted.
         state: where to resume, instead of new particles.
         rounds: stop after this many more rounds; with `checkpoint`, after this many since the run began.
         record: a pure function of `(state, info, batch)`, compiled into the loop; what it returns is kept
@@ -84,12 +84,12 @@ def run(
             array, or a pytree of them) is kept in `history.callbacks[name]`, None is not. One that has a method
             `record(before, after, batch)` of the states around a round, pure and compiled into the loop, sees every
             round: its chunk's `record` is that method's, and it returns one entry per round, e.g. `opvi.regret.watch`.
-        every: call them every so many rounds. By default chunks are as long as memory likes.
+        every: the number of rounds between calls. By default chunks are as long as memory allows.
         progress: draw a progress bar on standard error; a string is its label.
         checkpoint: a folder for the run's checkpoints. The same call again, with the stream from its beginning,
-            resumes from the last good one; batches learnt before are passed over, and the history is of the others.
+            resumes from the last good one; batches learnt before are skipped and not in the history.
             With another key, sampler or stream (their rows are hashed) it is refused.
-        save_every: seconds between checkpoints, at least. One more is saved when the run ends, also by an error.
+        save_every: the least seconds between checkpoints. One more is saved when the run ends, even by an error.
     """
     refuse_forked()
     key = as_key(key)
@@ -132,7 +132,7 @@ def _over(
     bar: Progress,
     saver: Saver | None,
 ) -> tuple[Tree, History]:
-    """The loop of `run`: the batch `head`, then those of the source."""
+    """Run the loop: the batch `head` first, then those of the source."""
     if not isinstance(head, Batch):
         raise TypeError(
             f"`stream` yields a {type(head).__name__}, but a run takes batches. Make them from arrays or an iterator: "
@@ -143,7 +143,7 @@ def _over(
     kept = size_of(jax.eval_shape(partial(one_round, *loop), state, head)[1]) if record or watchers else 0
 
     def room(batch: Batch) -> int:
-        """Rounds of this shape that are held at once."""
+        """Return how many rounds of this shape are held at once."""
         return max(1, min(CHUNK_ROUNDS, every or CHUNK_ROUNDS, CHUNK_BYTES // max(size_of(batch), kept, 1)))
 
     log = _Log(int(state.round), callbacks, every)
@@ -175,7 +175,7 @@ def _over(
 def _chunks(
     batches: Iterator[Batch], room: Callable[[Batch], int], done: int, every: int | None
 ) -> Iterator[list[Batch]]:
-    """Consecutive batches of one shape, cut where room ends or a callback is due."""
+    """Yield consecutive batches of one shape, cut where memory ends or a callback is due."""
     chunk: list[Batch] = []
     shape: Any = None
     for batch in batches:
@@ -226,7 +226,7 @@ class _Log:
             self.chunks[-1] = self.chunks[-1]._replace(state=None, batches=[])
 
     def flush(self) -> None:
-        """Show the callbacks what is new since the last time."""
+        """Call the callbacks with what is new since the last time."""
         new = self.chunks[self.due :]
         if not new or not self.callbacks:
             return
@@ -290,9 +290,9 @@ def compare(
         key: as in `run`, and so are `particles`, `record` and `progress`.
         rounds: the budget's rounds.
         rows: the budget's rows.
-        particles: the start of every method.
-        record: kept for every round.
-        progress: a bar for every method.
+        particles: the starting particles of every method.
+        record: a function whose result is kept for every round.
+        progress: whether to draw a progress bar for every method.
     """
     available = row_count(data)
     if available < rows:

@@ -1,4 +1,4 @@
-"""A run's checkpoints: the last few in a folder, one writer at a time, when to save, and how to resume."""
+"""A run's checkpoints: the last few in a folder with one writer at a time, when to save, and how to resume."""
 
 import itertools
 import os
@@ -36,7 +36,7 @@ class Checkpoints:
 
     Args:
         folder: only checkpoints belong there.
-        keep: how many of the last ones stay. A damaged one falls back to the one before it.
+        keep: how many of the last ones are kept. If one is damaged, the one before it is used.
     """
 
     def __init__(self, folder: str | Path, keep: int = 3):
@@ -77,7 +77,7 @@ class Checkpoints:
             self._lock = None
 
     def save(self, number: int, tree: Tree) -> Path:
-        """Save under a number that grows, such as the rounds done; older ones beyond `keep` are deleted."""
+        """Save under an increasing number, such as the rounds done; older ones beyond `keep` are deleted."""
         path = save(self.folder / f"{number:015d}{ENDING}", tree)
         old = [other for other in self._paths() if other != path][self.keep - 1 :]
         for other in [*old, *self.folder.glob(".*.part")]:  # parts: of a process killed while it wrote
@@ -85,13 +85,13 @@ class Checkpoints:
         return path
 
     def newest(self, like: Tree = None, below: int | None = None) -> Tree:
-        """Return the newest checkpoint that is whole, or None if there is none; `damaged` says what was passed over.
+        """Return the newest intact checkpoint, or None; `damaged` lists those that were skipped.
 
-        Whoever holds the lock sets damaged files aside under another name.
+        The holder of the lock renames damaged files.
 
         Args:
-            like: what it looks like, as in `opvi.load`. A checkpoint that is whole and looks different is an error.
-            below: only those with a lower number.
+            like: its form, as in `opvi.load`. An intact checkpoint of another form is an error.
+            below: consider only those with a lower number.
         """
         for path in self._paths():
             if below is not None and int(path.stem) >= below:
@@ -115,16 +115,16 @@ class Checkpoints:
 
     @property
     def begun(self) -> bool:
-        """Whether anything was saved here."""
+        """Return whether anything was saved here."""
         return bool(self._paths())
 
     def _paths(self) -> list[Path]:
-        """The newest first."""
+        """Return the paths of checkpoints, newest first."""
         return sorted((path for path in self.folder.glob(f"[0-9]*{ENDING}") if path.stem.isdecimal()), reverse=True)
 
 
 class Pace:
-    """How often to save: every so many seconds, but never so often that it takes more than a thirtieth of the time."""
+    """How often to save: at an interval in seconds, but never for more than a thirtieth of the time."""
 
     def __init__(self, every: float = SAVE_EVERY):
         if not every >= 0:
@@ -133,7 +133,7 @@ class Pace:
         self.took, self._at = 0.0, time.perf_counter()
 
     def due(self) -> bool:
-        """Return whether the last save lies long enough back, also for what it cost."""
+        """Return whether the last save was long enough ago, given its cost."""
         return time.perf_counter() - self._at >= max(self.every, self.took / LARGEST_SHARE)
 
     @contextmanager
@@ -172,7 +172,7 @@ class Saver:
         self.saved = int(state.round)
 
     def resumed(self, begin: Callable[[], State], stream: Iterable[Batch], rounds: int | None) -> Resumed | None:
-        """Return the state, the rest of the stream and of the rounds; or None if nothing was saved yet."""
+        """Return the state and what is left of the stream and the rounds, or None if nothing was saved yet."""
         found = self.kept.newest()
         for message in self.kept.damaged:
             warnings.warn(f"{message} Passed over.", RuntimeWarning, stacklevel=3)
@@ -201,7 +201,7 @@ class Saver:
         return Resumed(state, rest, None if rounds is None else max(0, rounds - learnt.row))
 
     def _rest(self, stream: Iterable[Batch], learnt: Cursor) -> Iterable[Batch]:
-        """The stream behind the batches that were learnt, which must be its first ones."""
+        """Return the stream after the batches that were learnt, which must be its first ones."""
         batches = iter(stream)
         self.trail = self.trail.after(itertools.islice(batches, learnt.row))
         now = self.trail.cursor

@@ -1,4 +1,4 @@
-"""A sampler's settings as plain data, to tell whether a run is resumed by the sampler that began it."""
+"""A sampler's settings as plain data, to check that a run is resumed by the sampler that began it."""
 
 import dataclasses
 import enum
@@ -15,9 +15,9 @@ from opvi.types import Tree
 def settings(value: object) -> Tree:
     """Return a sampler as nested dictionaries and lists: its fields by name, functions by their qualified name.
 
-    What it is made of (this function takes a part, too) is called as its factory is, in lower case. Modules are
-    not named, because code may move; nor is what is inside other libraries' objects, such as an optimizer of optax,
-    because it changes with their versions.
+    Its parts (this function also takes one) are named after their factories, in lower case. Modules are
+    not named, because code may move; nor are the contents of other libraries' objects, such as optax optimizers,
+    because they change with their versions.
     """
     if value is None or isinstance(value, bool | int | float | str):
         return value.item() if isinstance(value, np.generic) else value
@@ -56,7 +56,7 @@ def _called(value: Any) -> str:
 
 
 def difference(before: Tree, now: Tree, path: str = "") -> str | None:
-    """Return what is the first to differ between two settings, in words; None if nothing does."""
+    """Return the first difference between two settings, in words; None if there is none."""
     if isinstance(before, dict) and isinstance(now, dict) and before.get("is") == now.get("is"):
         for name in {**before, **now}:
             below = f"{path}.{name}" if path else name

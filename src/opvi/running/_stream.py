@@ -32,7 +32,7 @@ class _Arrays:
 
 
 class _Iterator:
-    """Rows of an iterator over blocks, cut anew to the size asked for; what is left over waits."""
+    """Rows of an iterator over blocks, regrouped to the requested size; the remainder waits."""
 
     def __init__(self, blocks: Iterator[Data], on_bad: OnBad):
         self.blocks, self.on_bad = blocks, on_bad
@@ -41,7 +41,7 @@ class _Iterator:
         self.skipped = 0
 
     def _next(self) -> Data | None:
-        """The good rows of the next block that has any."""
+        """Return the good rows of the next block that has any."""
         for block in self.blocks:
             block = jax.tree.map(np.asarray, block)
             rows = row_count(block)
@@ -82,7 +82,7 @@ class _Iterator:
 class Stream:
     """Batches in the order of the data. Made by `opvi.stream`.
 
-    Arrays can be iterated anew, and from any round (`after`); an iterator continues where it stopped.
+    Arrays can be iterated again, and from any round (`after`); an iterator continues where it stopped.
     """
 
     def __init__(
@@ -112,11 +112,11 @@ class Stream:
 
     @property
     def is_of_arrays(self) -> bool:
-        """Whether any round of it can be gone to; an iterator's come once."""
+        """Whether the stream can start at any round; an iterator can be read only once."""
         return isinstance(self._source, _ArraySource)
 
     def after(self, rounds: int) -> "Stream":
-        """The rest of the stream once `rounds` rounds are done: `stream.after(state.round)` resumes a run."""
+        """Return the rest of the stream after `rounds` rounds: `stream.after(state.round)` resumes a run."""
         return Stream(self._source, self._rule, self.rounds, int(rounds), self._skipped)
 
 
@@ -126,12 +126,12 @@ class _ArraySource(NamedTuple):
     passes: int | None
 
     def open(self, rounds: int) -> _Arrays:
-        """A reader at the row where round `rounds + 1` begins."""
+        """Return a reader at the row where round `rounds + 1` begins."""
         return _Arrays(self.data, sum(rows_of_round(self.rule, t) for t in range(1, rounds + 1)), self.passes)
 
 
 def rows_of_round(rule: BatchRule, t: int) -> int:
-    """The rule's size for round t, refused unless it is a whole number of at least one row."""
+    """Return the rule's size for round t; refuse it unless it is a whole number of at least one row."""
     size = rule.size(t)
     if not isinstance(size, int | np.integer) or size < 1:
         raise ValueError(
@@ -150,7 +150,7 @@ def stream(
     blocks: bool = False,
     on_bad: OnBad = "raise",
 ) -> Stream:
-    """A stream of batches from arrays, or from any iterator of unknown length.
+    """Return a stream of batches from arrays, or from any iterator of unknown length.
 
     Args:
         source: arrays with one leading axis of rows, e.g. `X` or `(X, y)`; or an iterator or generator.
@@ -159,7 +159,7 @@ def stream(
             None takes each block as it comes.
         rounds: stop after this many rounds. By default the source's end decides; the last batch may be
             smaller than the rest.
-        passes: how often arrays are gone through; None for no end.
+        passes: the number of passes over arrays; None for no end.
         blocks: the iterator yields blocks of rows (arrays with a leading axis), not single rows.
         on_bad: "raise" refuses a row with NaN, infinity or a number beyond 1e18; "skip" leaves it out and counts it
             in `skipped`.
@@ -190,7 +190,7 @@ def stream(
 
 
 def _rounds_in(rule: BatchRule, rows: int, at_most: int | None) -> int:
-    """How many rounds `rows` rows last."""
+    """Return how many rounds `rows` rows are enough for."""
     taken = t = 0
     while taken < rows and t != at_most:
         t += 1

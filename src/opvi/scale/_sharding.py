@@ -1,8 +1,8 @@
-r"""Particles and rows over several devices: a mesh, states laid out on it, and sums over all pairs by a ring.
+r"""Particles and rows spread over several devices: a mesh, states laid out on it, and sums over all pairs by a ring.
 
 A mesh has the axes "particles" and "data". Everything that a sampler keeps for each particle (positions, moments of
-an optimizer, covariances) is cut along the first, the rows of a batch along the second, and XLA adds up what the
-devices computed apart. Only sums over all pairs are laid out by hand, in `opvi.flows`.
+an optimizer, covariances) is split along the first, the rows of a batch along the second, and XLA adds up what the
+devices computed separately. Only sums over all pairs are laid out by hand, in `opvi.flows`.
 """
 
 import os
@@ -28,9 +28,9 @@ def mesh(particles: int | None = None, data: int = 1, *, devices: Sequence[jax.D
     """Return a grid of devices for `opvi.scale.sharded`.
 
     Args:
-        particles: parts that the particles are cut into; as many as the devices allow if omitted, which is best for
-            most uses: a device then works on its own particles, and learns of the others only where they meet.
-        data: parts that the rows of a batch are cut into, for few particles and large batches.
+        particles: the number of parts that particles are split into; as many as the devices allow if omitted, best for
+            most uses: a device then works on its own particles and sees others only in sums over pairs.
+        data: the number of parts that the rows of a batch are split into, for few particles and large batches.
         devices: `jax.devices()` if omitted; the first `particles * data` of them are used.
     """
     found = list(jax.devices() if devices is None else devices)
@@ -91,8 +91,8 @@ def sharded(sampler: Sampler, mesh: Mesh) -> Sharded:
     agree with those of one device to rounding. The fields `svgd`, `blob`, `gfsd` and `gfsf` pass positions and scores
     around a ring. A state that was loaded is laid out by the first step, or by `place`.
 
-    Every set of particles that the mesh divides is cut; a set that it does not (the few linear filters in a
-    classifier) is held by every device, and if no set can be cut that is an error. A batch whose rows do not divide
+    Every set of particles that the mesh divides is split; a set that it does not divide (the few linear filters in a
+    classifier) is held by every device; if no set can be split, that is an error. A batch whose rows do not divide
     is filled up with rows of weight 0.
 
     Args:
@@ -133,10 +133,10 @@ def place(state: State, mesh: Mesh) -> State:
 
 
 def layout(state: Tree, mesh: Mesh) -> Tree:
-    """Return where each leaf of a state goes, as a tree of `NamedSharding`: cut along its particles, or whole.
+    """Return where each leaf of a state goes, as a tree of `NamedSharding`: split along its particles, or whole.
 
     A leaf has an axis of particles where its first is as long as the `particles` of the state around it. Should
-    another axis happen to be as long, the result is the same and only costs an exchange.
+    another axis happen to be as long, the result is the same and costs only an exchange.
     """
     cut, whole = NamedSharding(mesh, PartitionSpec(PARTICLES)), NamedSharding(mesh, PartitionSpec())
     n = len(state.particles) if _is_set(state) else 0
@@ -151,7 +151,7 @@ def layout(state: Tree, mesh: Mesh) -> Tree:
 
 
 def _is_set(tree: Tree) -> bool:
-    """Return whether this is a state that holds particles itself, and not only the states of others."""
+    """Return whether this state holds particles itself, and not only other states."""
     return isinstance(tree, tuple) and "particles" in getattr(tree, "_fields", ())
 
 
@@ -163,7 +163,7 @@ def _sets(state: Tree) -> list[int]:
 
 
 def check_counts(state: Tree, mesh: Mesh | AbstractMesh) -> None:
-    """Refuse a state none of whose sets of particles the mesh divides."""
+    """Refuse a state if the mesh divides none of its sets of particles."""
     parts, sizes = mesh.shape.get(PARTICLES, 1), _sets(state)
     if sizes and not any(n % parts == 0 for n in sizes):
         counts = " and ".join(map(str, sorted(set(sizes))))
@@ -175,7 +175,7 @@ def check_counts(state: Tree, mesh: Mesh | AbstractMesh) -> None:
 
 
 def _usable(mesh: Mesh) -> Mesh:
-    """Return the mesh with axes that XLA takes care of; one made by `jax.make_mesh` asks the caller to."""
+    """Return the mesh with axes that XLA handles; one made by `jax.make_mesh` leaves them to the caller."""
     if not isinstance(mesh, Mesh) or not set(mesh.axis_names) <= {PARTICLES, DATA}:
         names = getattr(mesh, "axis_names", type(mesh).__name__)
         raise ValueError(
@@ -186,7 +186,7 @@ def _usable(mesh: Mesh) -> Mesh:
 
 
 def _warn_of_few_threads(mesh: Mesh) -> None:
-    """Several devices of a CPU share one pool of threads, where LAPACK's calls can wait for each other for ever."""
+    """Warn of too few threads: CPU devices share one pool, where LAPACK calls can wait for each other forever."""
     devices = len(mesh.local_devices)
     threads = max(int(os.environ.get("NPROC") or os.cpu_count() or 1), devices)
     if mesh.devices.flat[0].platform == "cpu" and devices > 1 and threads < 2 * devices:
@@ -199,7 +199,7 @@ def _warn_of_few_threads(mesh: Mesh) -> None:
 
 
 def _rows(batch: Batch, mesh: Mesh) -> Batch:
-    """Return the rows cut along the mesh, after filling up with rows that repeat the first and weigh 0."""
+    """Return the rows split along the mesh, padded with copies of the first row of weight 0."""
     if not isinstance(batch, Batch):
         return batch  # for the sampler to refuse
     parts = mesh.shape.get(DATA, 1)

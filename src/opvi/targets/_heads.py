@@ -68,7 +68,7 @@ def poisson() -> Head:
 
 
 def negative_binomial(concentration: float | Gamma | None = None) -> Head:
-    """A head for counts that vary more: the output is the logarithm of the mean m, the variance is m + m²/c.
+    """A head for overdispersed counts: the output is the logarithm of the mean m, the variance is m + m²/c.
 
     `concentration` is c, or a Gamma prior on it, to infer; Gamma(1, 0.1) if omitted.
     """

@@ -18,7 +18,7 @@ def gaussian_mixture(variance: float = 2.0, prior_variance: tuple[float, float] 
 
     Args:
         variance: $\sigma_x^2$. The paper's text has $\sigma_x = 2$, its authors' code $\sigma_x^2 = 2$.
-        prior_variance: of $\theta_1$ and $\theta_2$, with mean 0.
+        prior_variance: the prior variance of $\theta_1$ and $\theta_2$, whose means are 0.
     """
     if not variance > 0 or not min(prior_variance) > 0:
         raise ValueError(f"variances are {variance} and {prior_variance}, but each must be greater than 0.")
@@ -35,7 +35,7 @@ class _Mixture:
 
     @property
     def example(self) -> np.ndarray:
-        """A row."""
+        """An example row."""
         return np.zeros(1, np.float32)
 
     def log_prior(self, theta: Array) -> Array:

@@ -30,7 +30,7 @@ Layers = Sequence[Layer[Array]]
 
 
 class Passed(NamedTuple):
-    """What one particle's pass over a batch leaves at each layer, first layer first."""
+    """One particle's activations for a batch at each layer, first layer first."""
 
     inputs: tuple[Array, ...]  # [B, inputs] of each layer
     sums: tuple[Array, ...]  # [B, outputs] of each layer, before the activation
@@ -72,7 +72,7 @@ def backward(layers: Layers, passed: Passed, slope: Array) -> tuple[Array, ...]:
 def jacobian(passed: Passed, slopes: Sequence[Array]) -> Array:
     """Return each row's gradient in all parameters, `[B, d]`, from the gradients at the layers' outputs.
 
-    The parameters lie as in `MLP.join`. For a network with one output and `slopes` that go back from 1 this is the
+    Parameters are ordered as in `MLP.join`. For a network with one output and `slopes` propagated from 1 this is the
     Jacobian.
     """
     parts = []
@@ -162,7 +162,7 @@ class MLP:
 
     @property
     def units(self) -> tuple[np.ndarray, int]:
-        """The places of a vector, those of one hidden unit side by side, and how many belong to a unit.
+        """Return the indices of a vector, those of one hidden unit side by side, and how many belong to a unit.
 
         With one hidden layer a unit has its weights in, its bias and its weights out; the last biases belong to none.
         With more, each unit has its weights in and its bias.

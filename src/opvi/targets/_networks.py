@@ -55,7 +55,7 @@ class _Network:
 
     @property
     def example(self) -> Data | None:
-        """A row `(x, y)` of an MLP; what another network takes is not known."""
+        """An example row `(x, y)` of an MLP; unknown for other networks."""
         mlp = getattr(self.apply, "of", None)
         if not isinstance(mlp, MLP):
             return None

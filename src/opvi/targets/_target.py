@@ -26,7 +26,7 @@ class Architecture(NamedTuple):
 
 
 class Layout(NamedTuple):
-    """How a pytree of parameters lies in a vector."""
+    """How a pytree of parameters is laid out in a vector."""
 
     structure: Any  # jax does not export the type
     shapes: tuple[tuple[int, ...], ...]  # of the leaves
@@ -37,8 +37,8 @@ class Layout(NamedTuple):
 class Target:
     """The posterior to track. Made by `opvi.target` or by a ready-made model; equal if its functions are.
 
-    The functions speak the user's pytree; samplers hold particles as one `[n, d]` matrix, and cross
-    over with `ravel` and `unravel`.
+    The functions use the user's pytree; samplers hold particles as one `[n, d]` matrix, and convert
+    with `ravel` and `unravel`.
     """
 
     log_prior: Callable[[Params], Array]
@@ -52,7 +52,7 @@ class Target:
 
     @cached_property
     def layout(self) -> Layout:
-        """How the parameters lie in a vector, from the shapes that `init` returns."""
+        """How the parameters are laid out in a vector, from the shapes that `init` returns."""
         leaves, structure = jax.tree.flatten(jax.eval_shape(self.init, jax.random.key(0)))
         for leaf in leaves:
             if not jnp.issubdtype(leaf.dtype, jnp.floating):
@@ -72,7 +72,7 @@ class Target:
 
     @property
     def example(self) -> Data | None:
-        """A row as the stream will bring it, where the model knows what its rows look like."""
+        """An example row, if the model knows what its rows look like."""
         return getattr(getattr(self.log_likelihood, "of", None), "example", None)
 
     def ravel(self, params: Params) -> Array:
@@ -200,7 +200,7 @@ def cast(batch: Batch, dtype: DType) -> Batch:
 
 
 def check_batch(target: Target, particle: Array, batch: Batch) -> None:
-    """Refuse, from shapes alone, a batch this target cannot score. Runs while tracing: it costs nothing later."""
+    """Refuse a batch this target cannot score, from shapes alone. It runs while tracing, so it costs nothing later."""
     rows = np.shape(batch.weight)
     spec = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(np.shape(leaf), leaf.dtype), batch.data)
     params = jax.eval_shape(target.unravel, particle)

@@ -50,30 +50,30 @@ class Fleet:
     r"""Thousands to millions of independent streams: one model for each id, made when its first row arrives.
 
     Rows of many ids come in any order. Those of one id wait until there are `batch_size` of them, and are then learnt
-    as one round. Every model is what it would be alone, as if the other streams were not there (see `Keyed`):
+    as one round. Every model is what it would be without the other streams (see `Keyed`):
     `opvi.run(sampler, opvi.stream(rows, batch_size), fleet.key(id), state=fleet.start(id))` gives the same bits on a
     CPU with `lanes=1`, and the same numbers up to rounding with more lanes.
 
     With a `path` the fleet lives in a SQLite file. `save(cursor=...)` writes the models that were touched and the
-    caller's place in the stream in one transaction, so that after a crash both are as at the last save, and every
+    caller's position in the stream in one transaction, so that after a crash both are as at the last save, and every
     row counts once. `learn` takes all its rows or, if it raises, none. Threads take turns; a second fleet on the same
     file is refused.
 
     Args:
-        sampler: any, e.g. `opvi.regressor(3, hidden=())`.
+        sampler: any sampler, e.g. `opvi.regressor(3, hidden=())`.
         key: a JAX key or an integer seed.
-        path: the file, opened if it is there, made if not; None for a fleet that ends with the process.
-        batch_size: rows of a model that make a round; 1 learns every row at once.
+        path: the file, created if it does not exist; None for a fleet that ends with the process.
+        batch_size: how many rows of a model make a round; 1 learns every row at once.
         particles: what `sampler.init` takes, for every model: how many to draw (the sampler's usual number if
             omitted), or the particles themselves.
         on_bad: "raise" refuses rows with NaN, infinity, a number beyond 1e18 or another shape, before anything is
             learnt; "skip" leaves them out and counts them in `skipped`.
-        hot: how many models stay in memory; by default as many as fit 1 GiB. The others lie in the file until a row of
+        hot: how many models stay in memory; by default as many as fit in 1 GiB. Others are in the file until a row of
             theirs arrives.
         forget_after: seconds without a row after which a model is dropped; None keeps all.
-        lanes: models that go side by side, see `Keyed`.
-        pool: whether predictions take the population of all models for the prior of each, so that a new id starts from
-            what the others have learnt. States stay what they are alone. For `opvi.gauss_newton` of linear models with
+        lanes: models computed side by side, see `Keyed`.
+        pool: whether predictions use the population of all models as the prior of each, so that a new id starts from
+            what the others have learnt. States are not affected. For `opvi.gauss_newton` of linear models with
             Gaussian noise, where it is exact; see `opvi.scale.pooled`.
     """
 
@@ -120,7 +120,7 @@ class Fleet:
 
         Args:
             path: its file.
-            sampler: made with the settings that the saved fleet's was made with.
+            sampler: a sampler with the same settings as the saved fleet's.
             settings: `on_bad`, `hot`, `forget_after`, `lanes` and `pool`, as for a new fleet.
         """
         if not Path(path).exists():
@@ -137,7 +137,7 @@ class Fleet:
         """Return a fleet of the models of a `Keyed`.
 
         Args:
-            keyed: made with an `example`.
+            keyed: a `Keyed` made with an `example`.
             path: the fleet's file.
             settings: `on_bad`, `hot` and `forget_after`, as for a new fleet.
         """
@@ -170,7 +170,7 @@ class Fleet:
 
     @property
     def ids(self) -> list[Id]:
-        """The ids of all models, in order of first sight."""
+        """The ids of all models, in order of first appearance."""
         with self._lock:
             return self._store.ids()
 
@@ -191,7 +191,7 @@ class Fleet:
         return int(self._record(name)["waiting"][0])
 
     def predict(self, ids: Sequence[Id] | np.ndarray, x: Tree) -> Predictive:
-        """Return the posterior predictive of each row's own model; a model not seen yet is where it would start.
+        """Return the posterior predictive of each row's own model; an unseen model is in its starting state.
 
         Args:
             ids: the model of each row.
@@ -210,7 +210,7 @@ class Fleet:
 
     @_in_turn
     def population(self) -> Population:
-        """Return what the models have in common, learnt anew once there are a tenth more rounds than last time.
+        """Return what the models have in common, updated whenever a tenth more rounds have been learnt.
 
         It is learnt from at most 4,096 of the models; see `opvi.scale.pooled`.
         """
@@ -226,7 +226,7 @@ class Fleet:
 
     @_in_turn
     def learn(self, ids: Sequence[Id] | np.ndarray, data: Data) -> Learnt:
-        """Take rows of any models in order of arrival; learn every batch that is full. All rows, or if it raises none.
+        """Take rows of any models in order of arrival; learn every full batch. If this raises, no row was taken.
 
         Args:
             ids: the model of each row: strings or whole numbers.
@@ -262,22 +262,22 @@ class Fleet:
 
     @_in_turn
     def flush(self) -> Learnt:
-        """Learn all waiting rows, in batches that are not full. What comes later begins new batches."""
+        """Learn all waiting rows, in batches that are not full. Later rows begin new batches."""
         return self._through(self._store.ids(waiting=True), lambda records, *_: self._keyed.flush(records))
 
     @_in_turn
     def forget(self, name: Id) -> None:
-        """Drop a model and its waiting rows; a row of this id would begin a new one."""
+        """Drop a model and its waiting rows; a later row of this id starts a new one."""
         self._record(name)
         self._store.forget(checked_id(name))
 
     @_in_turn
     def take(self, ids: Sequence[Id] | np.ndarray, records: np.ndarray) -> None:
-        """Take over models as records of `Keyed`, in place of those of the same ids; all of them or none.
+        """Import models as records of `Keyed`, replacing those with the same ids; all of them or none.
 
         Args:
-            ids: distinct.
-            records: of a `Keyed` with the fleet's settings.
+            ids: distinct ids.
+            records: records of a `Keyed` with the fleet's settings.
         """
         names, records = checked_ids(ids), self._keyed.checked(records)
         if len(set(names)) != len(records):
@@ -288,15 +288,15 @@ class Fleet:
 
     @_in_turn
     def save(self, path: str | Path | None = None, *, cursor: Tree = SAME) -> Path:
-        """Write the models that were touched since the last save, with the rows that wait, and the cursor.
+        """Write the models changed since the last save, with their waiting rows, and the cursor.
 
         All of it is in the file when this returns, or nothing: one transaction, which survives the end of the process
-        (and of the machine, except for the last few saves: those are then missing whole).
+        (and of the machine, except that the last few saves may be missing entirely).
 
         Args:
-            path: a copy of the whole fleet goes there as well; needed if the fleet has no file of its own.
-            cursor: the caller's place in the stream, e.g. `{"file": "a.csv", "row": 1200}`: what `opvi.save` takes, and
-                found again as `fleet.cursor`. As it was, if not given.
+            path: a copy of the whole fleet is also written there; needed if the fleet has no file of its own.
+            cursor: the position in the stream, e.g. `{"file": "a.csv", "row": 1200}`: anything `opvi.save` takes,
+                available later as `fleet.cursor`. Unchanged if omitted.
         """
         target = self._store.path if path is None else Path(path)
         if target is None:
@@ -321,11 +321,11 @@ class Fleet:
 
     @_in_turn
     def close(self) -> None:
-        """Let the file go, for others to open. What was not saved is lost."""
+        """Release the file. Anything not saved is lost."""
         self._store.close()
 
     def _resume(self, about: dict[str, Any] | None) -> None:
-        """Take up what was saved, if anything was; refuse what belongs to another sampler."""
+        """Load what was saved, if anything; refuse what belongs to another sampler."""
         if about is None:
             return
         now = {"sampler": settings(self.sampler), **{name: settings(_plain(self._given[name])) for name in KEPT[1:]}}
@@ -343,7 +343,7 @@ class Fleet:
     # --- inside -------------------------------------------------------------------------------------
 
     def _use(self, keyed: Keyed) -> None:
-        """Learn and ask by this from now on, with room for its records."""
+        """Use this `Keyed` from now on, with room for its records."""
         self._keyed = keyed
         self._store.prepare(keyed.dtype, self._hot or max(1, MEMORY // keyed.dtype.itemsize))
 
@@ -370,7 +370,7 @@ class Fleet:
         return self._keyed.learn_rows(records, code, leaves)
 
     def _through(self, names: list[Id], change: Callable[[np.ndarray, int, bool], tuple[np.ndarray, Rounds]]) -> Learnt:
-        """Change the records of these models, all or none of them: as many at a time as memory holds."""
+        """Change the records of these models, all or none, as many at a time as memory holds."""
         hot, parts = self._store.hot, []
         if len(names) <= hot:
             records, rounds = change(self._records(names), 0, True)

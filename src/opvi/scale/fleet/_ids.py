@@ -53,7 +53,7 @@ def hashed(names: Iterable[Id]) -> np.ndarray:
 
 
 def coded(names: list[Id]) -> tuple[list[Id], np.ndarray]:
-    """Return the distinct names in order of first sight, and for each name its place among them."""
+    """Return the distinct names in order of first appearance, and for each name its index among them."""
     if len(names) == 1:
         return names, np.zeros(1, np.int64)
     places: dict[Id, int] = {}
@@ -62,7 +62,7 @@ def coded(names: list[Id]) -> tuple[list[Id], np.ndarray]:
 
 
 def as_arrays(data: Data) -> Data:
-    """Return rows as NumPy arrays, in tuples for lists: a saved fleet does not tell them apart."""
+    """Return rows as NumPy arrays, with tuples for lists: a saved fleet does not distinguish them."""
     if isinstance(data, list) or type(data) is tuple:
         return tuple(map(as_arrays, data))
     if isinstance(data, dict):
@@ -74,7 +74,7 @@ def as_arrays(data: Data) -> Data:
 
 
 class Layout(NamedTuple):
-    """What rows look like: their tree, and of each leaf a row's shape and the dtype that it is kept in."""
+    """What rows look like: their tree, and for each leaf a row's shape and its dtype in storage."""
 
     structure: Tree  # jax does not export the type
     shapes: tuple[tuple[int, ...], ...]
@@ -87,7 +87,7 @@ class Layout(NamedTuple):
 
     @classmethod
     def of(cls, rows: Data, dtype: np.dtype) -> "Layout":
-        """Return the layout of rows, arrays already; floats are kept in `dtype`."""
+        """Return the layout of rows given as arrays; floats are stored in `dtype`."""
         row_count(rows)
         leaves, structure = jax.tree.flatten(as_rows(jax.tree.map(lambda leaf: leaf[:0], rows), dtype))
         return cls(structure, tuple(leaf.shape[1:] for leaf in leaves), tuple(leaf.dtype for leaf in leaves))
@@ -126,6 +126,6 @@ def sound(leaves: list[np.ndarray]) -> bool:
 
 
 def filled_up(waiting: np.ndarray, here: np.ndarray) -> np.ndarray:
-    """Return waiting rows `[models, rows - 1, ...]` as batches; where none is `here [models, rows]`, the first."""
+    """Return waiting rows `[models, rows - 1, ...]` as batches; where `here [models, rows]` is false, the first row."""
     waiting = np.concatenate([waiting, waiting[:, :1]], 1)
     return np.where(here.reshape(*here.shape, *(1,) * (waiting.ndim - 2)), waiting, waiting[:, :1])

@@ -1,4 +1,4 @@
-"""A model for each key as pure functions of records: no engine, no store, no memory of its own."""
+"""A model for each key as pure functions of records, without an engine, a store or memory of its own."""
 
 import hashlib
 import json
@@ -32,10 +32,10 @@ class Rounds(NamedTuple):
 
 
 class Keyed:
-    r"""One model for each id, all of one sampler, as functions of records that the caller keeps.
+    r"""One model for each id, all from one sampler, as functions of records that the caller keeps.
 
     A record is an entry of a NumPy array of dtype `keyed.dtype`: a model's key and state, the rows that wait for their
-    batch to be full, and a fingerprint by which records of another sampler, other settings or another format are
+    batch to fill, and a fingerprint by which records of another sampler, other settings or another format are
     refused. `records.tobytes()` and `keyed.read` take them through any store. The bits of a model depend on its id and
     its rows alone, as if the others were not there:
 
@@ -43,14 +43,14 @@ class Keyed:
       k_m = \mathrm{fold}(k, \mathrm{hash}(m)), \quad x^{(m)}_0 = \mathrm{init}(k_m)$$
 
     Args:
-        sampler: any, e.g. `opvi.regressor(3, hidden=())`.
+        sampler: any sampler, e.g. `opvi.regressor(3, hidden=())`.
         key: a JAX key or an integer seed.
-        example: rows as `learn` will get them, e.g. `(X[:1], y[:1])`; their values count for nothing. Without it
-            records can be started and asked, but hold no rows and do not learn.
-        batch_size: rows of a model that make a round; 1 learns every row at once.
+        example: rows in the form `learn` will get them, e.g. `(X[:1], y[:1])`; their values do not matter. Without it
+            records can be started and used to predict, but hold no rows and do not learn.
+        batch_size: how many rows of a model make a round; 1 learns every row at once.
         particles: what `sampler.init` takes, for every model: how many to draw (the sampler's usual number if
             omitted), or the particles themselves.
-        lanes: models that go side by side, by vmap. By default 1 on a CPU, where a loop inside the compiled program,
+        lanes: models computed side by side, by vmap. By default 1 on a CPU, where a loop inside the compiled program,
             shared by all cores, is nearly as fast and keeps the bits of a model run alone, and 1,024 on an accelerator.
             Samplers that factorise matrices take 1 lane and one core at a time on a CPU.
     """
@@ -91,11 +91,11 @@ class Keyed:
 
     @property
     def settings(self) -> dict[str, Any]:
-        """What this was made with, besides the sampler and the example."""
+        """The settings, besides the sampler and the example."""
         return {"key": self._key, "batch_size": self.batch_size, "particles": self._start, "lanes": self._lanes}
 
     def __reduce__(self) -> tuple[object, ...]:
-        """Return settings, and nothing compiled. Most samplers hold functions, which take cloudpickle."""
+        """Return settings, and nothing compiled. Most samplers hold functions, which need cloudpickle."""
         key = np.asarray(jax.random.key_data(self._key)), self.form.impl
         example = None if self.layout is None else self.layout.empty()
         return _again, (self.sampler, key, example, self.batch_size, self._start, self._lanes)
@@ -134,7 +134,7 @@ class Keyed:
         return records
 
     def read(self, data: bytes | memoryview) -> np.ndarray:
-        """Return the records that these bytes are; refuse bytes that are none of this sampler's."""
+        """Return the records in these bytes; refuse bytes that are not from this sampler."""
         if len(data) % self.dtype.itemsize:
             raise ValueError(
                 f"{len(data):,} bytes are not records of {self.dtype.itemsize:,} bytes each. {_OTHER_RECORDS}"
@@ -142,7 +142,7 @@ class Keyed:
         return self.checked(np.frombuffer(data, self.dtype))
 
     def checked(self, records: np.ndarray) -> np.ndarray:
-        """Return the records; refuse those of others."""
+        """Return the records; refuse those of another `Keyed`."""
         if records.dtype != self.dtype or (records["fingerprint"] != self.fingerprint).any():
             raise ValueError(
                 f"these are records of another sampler, of other settings or of another opvi. {_OTHER_RECORDS}"
@@ -150,7 +150,7 @@ class Keyed:
         return records
 
     def _fingerprint(self) -> int:
-        """64 bits that stand for all that a record's meaning depends on."""
+        """Return 64 bits that identify everything a record's meaning depends on."""
         about = {
             "format": FORMAT,
             "sampler": settings(self.sampler),
@@ -172,11 +172,11 @@ class Keyed:
     # --- learning and asking ------------------------------------------------------------------------
 
     def learn(self, records: np.ndarray, code: np.ndarray, data: Data) -> tuple[np.ndarray, Rounds]:
-        """Return records after rows, and what was learnt. Rows that do not fill a batch wait in their record.
+        """Return the records after learning rows, and what was learnt. Rows that fill no batch wait in their record.
 
         Args:
-            records: of the models.
-            code: whose each row is: places in `records`.
+            records: the models' records.
+            code: the model of each row, as an index into `records`.
             data: rows in order of arrival, a pytree of arrays with one leading axis, e.g. `(X, y)`.
         """
         rows = as_arrays(data)
@@ -184,7 +184,7 @@ class Keyed:
         return self.learn_rows(records, code, self._rows.leaves(without_bad_rows(rows, "raise")[0]))
 
     def learn_rows(self, records: np.ndarray, code: np.ndarray, leaves: list[np.ndarray]) -> tuple[np.ndarray, Rounds]:
-        """Return the same, of what was checked already: rows as leaves of the layout."""
+        """Return the same for checked rows, given as leaves of the layout."""
         refuse_forked()
         records, parts = records.copy(), []
         for begin in range(0, len(code), ROWS):
@@ -212,8 +212,8 @@ class Keyed:
         """Return the posterior predictive of each row by its own model.
 
         Args:
-            records: of the models.
-            code: whose each row is: places in `records`.
+            records: the models' records.
+            code: the model of each row, as an index into `records`.
             x: inputs with a leading axis of rows.
         """
         refuse_forked()
@@ -236,7 +236,7 @@ class Keyed:
         return self.layout
 
     def _learn(self, records: np.ndarray, code: np.ndarray, leaves: list[np.ndarray]) -> Rounds:
-        """Put rows into records in place: full batches are learnt, the rest waits."""
+        """Add rows to records in place: full batches are learnt, the rest waits."""
         size = self.batch_size
         if len(code) == 1:  # the shortest way, for those who learn row by row
             return self._learn_one(records, code, leaves)
@@ -280,7 +280,7 @@ class Keyed:
         return Rounds(code, self._advance(records, code, data, self._weight))
 
     def _advance(self, records: np.ndarray, whose: np.ndarray, data: list[np.ndarray], weight: np.ndarray) -> Info:
-        """Learn batches, sorted by model, and put the new states into the records; return the Info of each batch."""
+        """Learn batches, sorted by model, and store the new states in the records; return the Info of each batch."""
         batches = Batch(self._rows.tree(data), weight)  # type: ignore[arg-type]
         if len(whose) == 1:
             records["model"][whose], info = self._workers.one(records["model"][whose], batches)
@@ -298,7 +298,7 @@ class Keyed:
         return Batch(layout.tree(leaves), weight)
 
     def _state_shapes(self) -> State:
-        """Return those of one model's state; refuse what `init` refuses, and an `init` that cannot be compiled."""
+        """Return the shapes of one model's state; refuse what `init` refuses, and an `init` that cannot be compiled."""
         if self._particles[1] is not None:
             self.sampler.init(self._key, self._particles[1])  # looks at the values, as a traced one cannot
         words, one = np.zeros((1, 2), np.uint32), np.int32(1)

@@ -14,7 +14,7 @@ CLOSE = 1e-6  # relative change of mean and covariance at which the population i
 
 
 class Population(NamedTuple):
-    r"""$x_k \sim N(m, S)$, of the models' parameters."""
+    r"""The distribution of the models' parameters, $x_k \sim N(m, S)$."""
 
     mean: np.ndarray  # m: [d]
     covariance: np.ndarray  # S: [d, d]
@@ -32,7 +32,7 @@ def pooled(sampler: Sampler, states: State, inputs: Tree = None) -> Population:
 
     Args:
         sampler: `opvi.gauss_newton` of a linear model with Gaussian prior and noise; others are refused.
-        states: of the models, leaves `[models, ...]`.
+        states: the models' states, leaves `[models, ...]`.
         inputs: some rows of inputs, for targets that are not opvi's own.
     """
     prior = prior_of(sampler, inputs)
@@ -59,7 +59,7 @@ def pooled(sampler: Sampler, states: State, inputs: Tree = None) -> Population:
 
 
 def with_population(sampler: Sampler, states: State, population: Population, inputs: Tree = None) -> State:
-    """Return states with the population in place of the sampler's own prior; of a model without rows, that alone."""
+    """Return states with the population as the prior instead of the sampler's own."""
     base, said = gaussian(*population[:2]), _likelihood(sampler, states, prior_of(sampler, inputs))
     posterior = Natural(said.shift + base.shift, said.precision + base.precision)
     made = with_posterior(states, posterior)  # type: ignore[arg-type]
@@ -67,7 +67,7 @@ def with_population(sampler: Sampler, states: State, population: Population, inp
 
 
 def _likelihood(sampler: Sampler, states: State, prior: Natural) -> Natural:
-    """What the rows alone say: posteriors over the prior."""
+    """Return what the rows alone say: posteriors divided by the prior."""
     assert isinstance(sampler, GaussNewton)
     found = posterior_of(sampler, states, prior)
     return Natural(found.shift - prior.shift, found.precision - prior.precision)

@@ -1,4 +1,4 @@
-"""Many models started, advanced and asked by one compiled program each, as words of memory.
+"""Starts, advances and queries many models by one compiled program each, as words of memory.
 
 Programs are static in the sampler, so fleets of equal samplers share them, and jit's cache is the only one.
 """
@@ -21,7 +21,7 @@ WAITING = ("@lapack_", "stablehlo.fft")
 
 
 class Form(NamedTuple):
-    """How a model's key and state lie in a record, as words one after the other. Hashable."""
+    """How a model's key and state are laid out in a record, as consecutive words. Hashable."""
 
     structure: Tree  # of a state
     shapes: tuple[tuple[int, ...], ...]  # of the key's numbers, then of the state's leaves
@@ -31,7 +31,7 @@ class Form(NamedTuple):
 
     @classmethod
     def of(cls, key: Key, state: State) -> "Form":
-        """Return the form of models with such a key and such a state (or the shapes of one)."""
+        """Return the form of models with this kind of key and state (or its shapes)."""
         leaves, structure = jax.tree.flatten(state)
         numbers = jax.eval_shape(jax.random.key_data, key)
         dtypes = tuple(np.dtype(leaf.dtype) for leaf in (numbers, *leaves))
@@ -48,7 +48,7 @@ class Form(NamedTuple):
         return np.cumsum(sizes).tolist()
 
     def models(self, words: np.ndarray) -> tuple[np.ndarray, Tree]:
-        """Return keys as numbers, and states, of words `[models, words]` on the host."""
+        """Return keys as numbers, and states, from words `[models, words]` on the host."""
         parts = np.split(words, self.ends[:-1], 1)
         leaves = [
             np.ascontiguousarray(part).reshape(-1).view(kind).reshape(len(words), *shape)
@@ -83,13 +83,13 @@ def _step(sampler: Sampler, key: Key, state: State, batch: Batch) -> Tree:
 
 
 def waits(sampler: Sampler, key: Key, state: State, batch: Batch) -> bool:
-    """Return whether two steps at once could lock up on this machine; raise what the step raises about shapes."""
+    """Return whether two concurrent steps could deadlock on this machine; raise what the step raises about shapes."""
     text = _step.lower(sampler, key, state, batch).as_text()
     return jax.default_backend() == "cpu" and any(call in text for call in WAITING)
 
 
 def folded(key: Key, words: Array) -> Key:
-    """Return the key of one model, from the fleet's and the two words of its id's hash."""
+    """Return the key of one model, from the fleet's key and the two words of its id's hash."""
     return jax.random.fold_in(jax.random.fold_in(key, words[0]), words[1])
 
 
@@ -97,7 +97,7 @@ def folded(key: Key, words: Array) -> Key:
 def start(
     sampler: Sampler, form: Form | None, drawn: int | None, given: Start, key: Key, words: Array, count: Array
 ) -> Tree:
-    """Return the first `count` models of `words [models, 2]` as they begin: in words, or without a form as states."""
+    """Return the first `count` models of `words [models, 2]` as they start: as words, or without a form as states."""
     particles = [value for value in (drawn, given) if value is not None]
 
     def one(words: Array) -> Tree:
@@ -149,18 +149,18 @@ def advance(
     $$x^{(m_{il})} \gets \mathrm{step}(k^{(m_{il})}, x^{(m_{il})}, D_{il}), \qquad l = 1, …, \mathrm{lanes}
       \text{ by vmap, tile } i \text{ after tile } i - 1$$
 
-    One lane calls the step as it is, so a model gets the bits that it gets alone. More lanes compute the same
+    One lane calls the step directly, so a model gets the same bits as when run alone. More lanes compute the same
     numbers, rounded in another order.
 
     Args:
-        sampler: of every model.
-        form: of their words.
+        sampler: the sampler of every model.
+        form: the layout of their words.
         lanes: models side by side.
         models: `[models, words]`.
         at: $m$, the models that the batches of a tile are for, `[tiles, lanes]`: distinct within a tile, and
-            `models` for an empty place.
+            `models` for an empty slot.
         batches: leaves `[tiles, lanes, rows, ...]`.
-        count: tiles to go through.
+        count: the number of tiles to process.
     """
     many = partial(_one, sampler, form)
     many = many if lanes == 1 else jax.vmap(many)
@@ -177,13 +177,13 @@ def advance(
 
 
 def tiles_of(model: np.ndarray, wave: np.ndarray, lanes: int, models: int) -> tuple[np.ndarray, np.ndarray]:
-    """Return the models of each tile, `[tiles, lanes]`, and which item stands in each place (-1 for none).
+    """Return the models of each tile, `[tiles, lanes]`, and the item in each slot (-1 for none).
 
     Args:
-        model: of each item.
+        model: the model of each item.
         wave: the items of one model are numbered 0, 1, … and must be learnt in this order.
-        lanes: places in a tile.
-        models: what stands for no model.
+        lanes: slots in a tile.
+        models: the number that stands for no model.
     """
     order = np.argsort(wave, kind="stable") if lanes > 1 else np.arange(len(model))
     sizes = np.bincount(wave[order]) if lanes > 1 else np.array([len(model)])

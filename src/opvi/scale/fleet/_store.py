@@ -1,4 +1,4 @@
-"""Records by id: those used lately in memory, all of them in SQLite; what is saved is saved whole."""
+"""Records by id: recently used ones in memory, all of them in SQLite; saves are atomic."""
 
 import time
 import zlib
@@ -24,14 +24,14 @@ CREATE TABLE about (one INTEGER PRIMARY KEY, value BLOB);
 
 
 class Store:
-    """A record for each id, in order of first sight.
+    """A record for each id, in order of first appearance.
 
     Reads and writes go to an array in memory that holds at most `hot` records. The others are in a SQLite file, inside
-    a transaction that `save` ends: whatever happens on the way, the file is as the last `save` left it. The file is
+    a transaction that `save` ends: whatever happens in between, the file is as the last `save` left it. The file is
     locked against others while the store is open.
 
     Args:
-        path: the file; None for one without a name, gone with the process and not made before it is needed.
+        path: the file; None for a temporary one, created when needed and gone with the process.
         forget_after: seconds without a `put` after which a record is dropped; None keeps all.
     """
 
@@ -61,7 +61,7 @@ class Store:
     # --- reading and writing records ----------------------------------------------------------------
 
     def get(self, ids: list[Id]) -> tuple[np.ndarray, np.ndarray]:
-        """Return copies of the records of distinct ids, and which of them are new: those are zeros."""
+        """Return copies of the records of distinct ids, and which of them are new (all zeros)."""
         slots = np.array([self._places.get(name, -1) for name in ids], np.int64)
         out = self.records[slots]
         new = slots < 0
@@ -79,7 +79,7 @@ class Store:
         return out, new
 
     def put(self, ids: list[Id], records: np.ndarray) -> None:
-        """Keep the records of distinct ids, at most `hot` of them, in memory; all of them or, if this raises, none."""
+        """Keep the records of distinct ids, at most `hot` of them, in memory; if this raises, none is kept."""
         self._clock += 1
         now = time.time() if self.forget_after is not None else 0.0
         slots = np.array([self._places.get(name, -1) for name in ids], np.int64)
@@ -101,7 +101,7 @@ class Store:
 
     @contextmanager
     def through(self) -> Iterator[Callable[[list[Id], np.ndarray], None]]:
-        """Hand out a `put` for more records than memory holds: straight to the file, and none of them if it raises."""
+        """Yield a `put` for more records than memory holds: straight to the file, and none of them if it raises."""
         before, written = (self.count, self._next), list[Id]()
         self._run("SAVEPOINT learn")
 
@@ -143,7 +143,7 @@ class Store:
         self.count -= 1
 
     def ids(self, waiting: bool = False) -> list[Id]:
-        """Return all ids in order of first sight, or those in whose records rows wait."""
+        """Return all ids in order of first appearance, or those with waiting rows."""
         found: dict[Id, int] = {}
         if self._stored:
             over = -1.0 if self.forget_after is None else time.time() - self.forget_after
@@ -164,7 +164,7 @@ class Store:
     # --- the file -----------------------------------------------------------------------------------
 
     def save(self, about: Tree) -> None:
-        """Write what was touched since the last time, and this beside it; the file has all of it, or nothing."""
+        """Write all changes since the last save together with `about`, in one transaction."""
         slots = np.flatnonzero(self._dirty)
         self._write_slots(slots)
         if self.forget_after is not None:
@@ -180,7 +180,7 @@ class Store:
         self.about = about
 
     def copy(self, path: Path) -> None:
-        """Write all that was saved to another file, which is there when it is whole."""
+        """Copy everything saved to another file, which appears once it is complete."""
         import sqlite3
 
         self._run("COMMIT")  # of nothing: `save` came before, but an open transaction cannot be copied
@@ -195,7 +195,7 @@ class Store:
         part.replace(path)
 
     def close(self) -> None:
-        """Let the file go; what was not saved is lost."""
+        """Release the file; anything not saved is lost."""
         if self._connection is not None:
             self._connection.close()  # rolls back
         self._connection, self._lost = None, "this fleet is closed. Open it again: `opvi.Fleet.load(path, sampler)`."
@@ -246,9 +246,9 @@ class Store:
         self._next = max(self._next, 0 if last is None else last + 1)
 
     def _run(self, query: str, given: Any = (), many: bool = False) -> Any:
-        """Return the rows of a question, or how many a statement changed.
+        """Return the rows of a query, or how many rows a statement changed.
 
-        If it fails and SQLite has undone more than the statement, the store is of no use any more.
+        If it fails and SQLite has undone more than the statement, the store becomes unusable.
         """
         import sqlite3
 
@@ -268,7 +268,7 @@ class Store:
             raise OSError(f"{self.path or 'the temporary file of a fleet'}: {error}") from error
 
     def _read(self, ids: list[Id], records: bool = True) -> dict[Id, tuple[int, float, bytes]]:
-        """Return number, time and record of those ids that are in the file."""
+        """Return number, time and record of the ids that are in the file."""
         found: dict[Id, tuple[int, float, bytes]] = {}
         if not self._stored:
             return found
@@ -321,7 +321,7 @@ class Store:
         return self.forget_after is not None and touched < time.time() - self.forget_after
 
     def _make_room(self, count: int) -> np.ndarray:
-        """Return so many free slots; of those in use, never one that was used at this moment of the clock."""
+        """Return this many free slots, never evicting one that was used in the current call."""
         free = np.flatnonzero(self._used == 0)
         size = len(self.records)
         while len(free) + size - len(self.records) < count and size < self.hot:

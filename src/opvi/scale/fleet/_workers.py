@@ -22,7 +22,7 @@ Block = tuple[np.ndarray, Batch, np.int32]  # the models of each tile, their bat
 
 
 def room_for(items: int, size: int) -> int:
-    """Return how many things of `size` bytes go into one call, where there are so many items in all."""
+    """Return how many items of `size` bytes fit into one call, given their total number."""
     return min(FEW if items <= FEW else MANY, max(1, CALL_BYTES // max(size, 1)))
 
 
@@ -37,11 +37,11 @@ class Job(NamedTuple):
 
 
 class Workers:
-    """Programs of one sampler for models of one form, each fetched once.
+    """Compiled programs of one sampler for models of one form.
 
     Args:
-        sampler: of every model.
-        form: of their words.
+        sampler: the sampler of every model.
+        form: the layout of their words.
         lanes: see `Keyed`.
     """
 
@@ -55,7 +55,7 @@ class Workers:
         self._pool: Any = None
 
     def prepare(self, key: Key, state: State, batch: Batch) -> None:
-        """Refuse, from shapes alone, batches that the sampler cannot learn from; see how it may be run."""
+        """Refuse, from shapes alone, batches that the sampler cannot learn from; decide how it may be run."""
         if not programs.waits(self.sampler, key, state, batch):
             return
         if self.lanes > 1:
@@ -80,8 +80,8 @@ class Workers:
         """Return models after these batches, and the Info of each.
 
         Args:
-            words: of the models.
-            model: whose each batch is: sorted, and every model has at least one.
+            words: the models' words.
+            model: the model of each batch, sorted; every model has at least one.
             batches: leaves `[batches, rows, ...]`.
         """
         jobs = list(self._jobs(words, model, batches))
@@ -107,7 +107,7 @@ class Workers:
         return list(self._pool.map(run, jobs))
 
     def _jobs(self, words: np.ndarray, model: np.ndarray, batches: Batch) -> Iterator[Job]:
-        """Return the work on models of these words in parts, one for each thread."""
+        """Split the work on models of these words into one part per thread."""
         lanes, models = self.lanes, len(words)
         most = room_for(len(model), size_of(batches) // len(model))
         room = max(lanes, room_for(len(model), words[0].nbytes))
@@ -127,7 +127,7 @@ class Workers:
             yield Job(min(each, models - first), real, items, padded(words[first : first + each], room), blocks)
 
     def _program(self, name: str, jitted: Any, *arguments: Tree) -> Callable[..., Any]:
-        """Return the compiled program for such arguments: jit takes longer to find it than it takes for one row."""
+        """Return the compiled program for these arguments; jit's own lookup takes longer than learning one row."""
         shape = name, *(leaf.shape for leaf in jax.tree.leaves(arguments))
         if shape not in self._compiled:
             static = (self.sampler, self.form, self.lanes) if name == "many" else (self.sampler, self.form)
