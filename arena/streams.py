@@ -98,7 +98,7 @@ def friedman(seed: int, rows: int, jumps: bool = False, swings: bool = False, de
 
 
 def sea(seed: int, rows: int) -> Stream:
-    """Return SEA's three columns; the sum of two is compared with a threshold that jumps; a tenth of labels are wrong."""
+    """Return SEA's three columns; the sum of two is compared with a bound that jumps; a tenth of labels are wrong."""
     rng = np.random.default_rng(3000 + seed)
     X, bounds = rng.uniform(0, 10, (rows, 3)), (8.0, 9.0, 7.0, 9.5)
     part = np.arange(rows) * len(bounds) // rows
