@@ -1,4 +1,4 @@
-"""One engine under every front door: rows in, batches learnt in one compiled loop, questions answered in few sizes."""
+"""One engine behind every interface: it learns batches in one compiled loop and predicts in a few sizes."""
 
 import io
 import pickle
@@ -35,7 +35,7 @@ Watchers = tuple[Watcher, ...]
 def one_round(
     sampler: Sampler, record: Record | None, watchers: Watchers, key: Key, state: Tree, batch: Batch
 ) -> tuple[Tree, Tree]:
-    """Return the new state, and what is kept of the round: Info, what `record` says, what the watchers say."""
+    """Return the new state, and what is kept of the round: Info, the result of `record`, the results of watchers."""
     before = state
     state, info = sampler.step(key, before, batch)
     watched = [watcher(before, state, batch) for watcher in watchers]
@@ -47,9 +47,9 @@ def _relearnt(sampler: Any, key: Key, state: Tree, batch: Batch) -> tuple[Tree, 
 
 
 def looped(one: Callable[[Tree, Tree], tuple[Tree, Tree]], state: Tree, items: Tree, count: Array) -> tuple[Tree, Tree]:
-    """Return the state after the first `count` of the stacked items, one after the other, and what each gave, stacked.
+    """Return the state after the first `count` of the stacked items, and the stacked results.
 
-    A traced count: any length, one program.
+    The count is traced, so one program serves any length.
     """
     first = jax.tree.map(lambda leaf: leaf[0], items)
     room = row_count(items)
@@ -86,7 +86,7 @@ def again(sampler: Sampler, key: Key, state: Tree, batches: Batch, count: Array)
 def answer(
     sampler: Sampler, what: Callable[..., Tree], static: tuple[Hashable, ...], state: Tree, asked: Tree, count: Array
 ) -> Tree:
-    """Return what a function says about the predictive at the first `count` of the stacked rows `(x, others)`."""
+    """Apply a function to the predictive at the first `count` of the stacked rows `(x, others)`."""
 
     def one(state: Tree, rows: tuple[Tree, tuple[Array, ...]]) -> tuple[Tree, Tree]:
         x, others = rows
@@ -97,7 +97,7 @@ def answer(
 
 @cache
 def program(function: Callable[..., Tree], settings: int, quick: bool) -> Callable[..., Tree]:
-    """Return a function, whose first arguments are settings, as the engine compiles it."""
+    """Compile a function whose first arguments are settings, as the engine does."""
 
     def kept(*arguments: Any) -> Tree:
         return traced(function, arguments[:settings], arguments[settings:])
@@ -107,7 +107,7 @@ def program(function: Callable[..., Tree], settings: int, quick: bool) -> Callab
 
 
 class Fed(NamedTuple):
-    """What was learnt by a call of `feed`, as NumPy arrays."""
+    """What a call of `feed` learnt, as NumPy arrays."""
 
     info: Tree  # the sampler's Info, leaves [rounds, ...]
     data: Data  # leaves [rounds, batch, ...]
@@ -115,23 +115,23 @@ class Fed(NamedTuple):
 
 
 class Engine:
-    """A sampler, its state and the rows that wait for a full batch.
+    """A sampler, its state and the rows waiting for a full batch.
 
     The state is the same, bit for bit, however the rows are cut into calls, and up to rounding what `opvi.run` gives
     over `opvi.stream(data, batch)`, whose programs take longer to compile. A call that fails leaves the engine as it
     was. An engine can be pickled and copied: it holds no compiled programs, because JAX keeps those by the sampler's
     settings.
 
-    Engines of different threads run side by side. Of one engine, one thread at a time may learn, which a second one is
-    told by an error; any number may ask meanwhile, and each gets the answer of one whole state.
+    Engines in different threads run in parallel. Only one thread at a time may teach an engine; a second one gets
+    an error. Any number may ask meanwhile, and each answer comes from one consistent state.
 
     Args:
         sampler: what learns.
         key: a JAX key or an integer seed.
         batch: rows learnt at once.
-        state: where to resume; the sampler's usual start if not given.
-        quick: rows before the programs are optimised. Up to there they are compiled four times sooner, and run half as
-            fast: for whoever wants an answer after a few rows.
+        state: where to resume; the sampler's usual start if omitted.
+        quick: rows before programs are optimised. Until then they compile four times faster and run half as
+            fast, for those who want an answer after a few rows.
     """
 
     quick = lone = 0  # of engines saved by an older opvi
@@ -150,13 +150,13 @@ class Engine:
 
     @one_learner
     def feed(self, data: Data, weight: ArrayLike | None = None, *, last: bool = False) -> Fed | None:
-        """Learn from rows, in their order, in batches of `batch`; what is left over waits for the next call.
+        """Learn from rows, in order, in batches of `batch`; the remainder waits for the next call.
 
         Args:
             data: a pytree of arrays with one leading axis of rows, e.g. `(X, y)`.
-            weight: how often each row counts; 1 if not given.
-            last: learn what is left over, too, in a padded batch. Calls with a row each are padded, too, until there
-                have been some tens of them: then a program for one row is worth its compilation.
+            weight: how often each row counts; 1 if omitted.
+            last: also learn the remainder, in a padded batch. Calls with one row each are padded too, until there
+                have been a few dozen: then a program for one row is worth compiling.
         """
         new = self._rows(data, weight)
         rows = new if self.waiting is None else joined([self.waiting, new])
@@ -187,7 +187,7 @@ class Engine:
 
     @one_learner
     def relearn(self, data: Data, weight: ArrayLike | None = None) -> None:
-        """Learn from rows that were learnt before: they teach the parameters, not calibration, scale or counts."""
+        """Learn again from rows learnt before, which teach the parameters but not calibration, scale or counts."""
         if getattr(self.sampler, "relearn", None) is None:
             raise TypeError(f"{self.sampler} cannot learn rows again: it has no `relearn`.")
         batches, state = cut(self._rows(data, weight), self.batch), self.state
@@ -198,7 +198,7 @@ class Engine:
             self.state = jax.block_until_ready(state)
 
     def ask(self, x: Tree, what: Callable[..., Tree], *static: Hashable, others: tuple[ArrayLike, ...] = ()) -> Tree:
-        """Return what a function says about the predictive at some rows, as NumPy arrays `[rows, ...]`.
+        """Apply a function to the predictive at some rows; return NumPy arrays `[rows, ...]`.
 
         Args:
             x: inputs, any number of rows.
@@ -226,11 +226,11 @@ class Engine:
         return joined(answers)
 
     def _quick_rounds(self, state: Tree) -> int:
-        """Return the rounds that a state has before it until its programs are optimised."""
+        """Return how many rounds are left until a state's programs are optimised."""
         return max(0, -(-self.quick // self.batch) - int(state.round)) if self.quick else 0
 
     def _chunks(self, batches: Batch) -> Iterator[tuple[Batch, int, bool]]:
-        """Return pieces of batches, each with the number of batches in it, and whether its program is a quick one."""
+        """Yield pieces of batches, each with its number of batches and whether its program is a quick one."""
         first = self._quick_rounds(self.state)
         for part, quick in ((slice(first), True), (slice(first, None), False)):
             some = taken(batches, part)
@@ -242,7 +242,7 @@ class Engine:
         return Batch(data, weights(weight, row_count(data)).astype(self._dtype, copy=False))  # type: ignore[arg-type]
 
     def __getstate__(self) -> dict[str, Tree]:
-        """NumPy arrays and settings: plain data that a reader can look at, as far as the sampler is opvi's own."""
+        """Return NumPy arrays and settings: plain data, as far as the sampler is opvi's own."""
         key = str(jax.random.key_impl(self.key)), np.asarray(jax.random.key_data(self.key))
         state = jax.tree.map(np.asarray, self.state)
         try:
@@ -266,7 +266,7 @@ class Engine:
 
 
 class _Pickler(pickle.Pickler):
-    """Pickles what a decorator of JAX has made of a function of a module (`jax.nn.relu`) by its name."""
+    """Pickles module functions that JAX has decorated (`jax.nn.relu`) by name."""
 
     def reducer_override(self, value: Any) -> Any:
         module, name = getattr(value, "__module__", None), getattr(value, "__qualname__", None)
@@ -284,7 +284,7 @@ def _on_host(tree: Tree) -> Tree:
 
 
 def _chunks(batches: Batch) -> Iterator[tuple[Batch, int]]:
-    """Return stacked batches in pieces of one size, each with the number of batches in it that are to be learnt."""
+    """Yield stacked batches in pieces of one size, each with the number of batches to learn."""
     rounds, alone = batches.weight.shape
     room = max(1, min(CHUNK_ROUNDS, CHUNK_BYTES // max(1, size_of(batches) // rounds)))
     room = 1 if alone == 1 and rounds == 1 else room  # one row at a time needs no room
