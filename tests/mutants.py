@@ -253,8 +253,8 @@ MUTANTS = [
     Mutant(
         "plain jit instead of compiled",
         "src/opvi/_steps.py",
-        "return cast(Step, jax.jit(outer, static_argnums=0))",
-        "return cast(Step, inner)",
+        "program = jax.jit(outer, static_argnums=0)",
+        "program = inner",
         "tests/test_samplers.py",
     ),
     Mutant(

@@ -46,10 +46,9 @@ def test_draws_are_the_posterior_wherever_particles_are(learnt, shift, narrower)
     assert abs(said.narrow - narrower) < 0.1
 
 
-def test_one_particle_that_carries_all_weight_is_named(learnt):
-    said = TRACKER.diagnosis(
-        learnt._replace(log_weights=jnp.asarray(np.where(np.arange(60) == 3, 0, -60), jnp.float32))
-    )
+def test_one_particle_that_carries_all_weight_is_named():
+    state = TRACKER.init(KEY, 60)
+    said = TRACKER.diagnosis(state._replace(log_weights=jnp.where(jnp.arange(60) == 3, 0.0, -60.0)))
     assert round(said.effective) == 1
     assert any("1 of 60 particles carry the weight: take 240" in concern for concern in said.concerns())
 

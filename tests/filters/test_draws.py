@@ -66,10 +66,8 @@ def check(sampler, state, mean, C, tracker=None):
     ("dim", "count", "batch", "half_life", "mean", "variance"),
     [
         (60, 1000, 20, math.inf, 0.0, 1.0),
-        (60, 1000, 100, 50.0, 0.0, 1.0),
-        (60, 40, 20, math.inf, 2.0, 0.09),
-        (500, 1500, 100, math.inf, 0.0, 1.0),
-        (500, 1500, 100, 50.0, 2.0, 0.09),
+        (60, 40, 20, math.inf, 2.0, 0.09),  # fewer rows than parameters: the prior decides
+        (200, 600, 100, 50.0, 2.0, 0.09),
     ],
 )
 def test_draws_of_gauss_newton_are_the_posteriors(dim, count, batch, half_life, mean, variance):

@@ -8,6 +8,7 @@ import pytest
 import opvi
 from opvi.filters._sl_opvi import reweighted
 from opvi.filters._surrogates import Polynomial, count, fit, frame
+from opvi.types import DivergedError
 from paper.mixture import exact_posterior, tracking_error
 
 KEY = jax.random.key(0)
@@ -23,6 +24,7 @@ LINE = opvi.target(
     lambda key: jax.random.normal(key, (D,)),
 )
 HALF_LIFE = 40.0
+STORING = opvi.sl_opvi(LINE, example=(X, Y), memory_rows=14, half_life=HALF_LIFE)
 ROUNDS = [16, 10, 16, 16, 3, 16, 16, 16, 16, 16, 16, 3]  # all padded to 16 rows: one program
 
 
@@ -52,12 +54,8 @@ def forgotten():
 @pytest.fixture(scope="module")
 def settled():
     """Trackers at the end of the stream."""
-    settings = {(14, HALF_LIFE): {"example": (X, Y)}, (0, None): {}}
-    out = {}
-    for (window, half_life), more in settings.items():
-        algorithm = opvi.sl_opvi(LINE, memory_rows=window, half_life=half_life, **more)
-        out[window, half_life], _ = opvi.run(algorithm, batches(), KEY, particles=N)
-    return out
+    both = {(14, HALF_LIFE): STORING, (0, None): opvi.sl_opvi(LINE, memory_rows=0)}
+    return {name: opvi.run(algorithm, batches(), KEY, particles=N)[0] for name, algorithm in both.items()}
 
 
 @pytest.mark.parametrize(("window", "half_life"), [(14, HALF_LIFE), (0, None)])
@@ -142,17 +140,20 @@ def test_growing_batches_keep_rows_and_no_padding(tracker, mixture_rows):
     assert np.isin(np.asarray(state.kept), mixture_rows[1:32]).all()
 
 
-def test_poison_leaves_everything_finite(tracker, mixture_rows):
-    state, _ = opvi.run(tracker, opvi.stream(mixture_rows[:64], 16), KEY, particles=N)
-    for poison in (np.nan, np.inf, 1e30, 1e15):
-        bad = np.array(mixture_rows[64:80])
-        bad[3] = poison
-        state, _ = tracker.step(KEY, state, opvi.batch(bad))
-        assert all(np.isfinite(leaf).all() for leaf in jax.tree.leaves(state))
-    before = np.asarray(state.particles)
-    state, info = tracker.step(KEY, state, opvi.batch(mixture_rows[96:112]))
-    assert bool(info.finite)
-    assert not np.array_equal(before, state.particles)
+def test_poison_leaves_everything_finite(settled):
+    """One bad row in a batch, and then sound batches: as many as before, which is the same program."""
+    rounds = batches()
+    for at, poison in enumerate((np.nan, np.inf, 1e30, 1e15)):
+        y = np.array(rounds[at].data[1])
+        y[2] = poison
+        rounds[at] = rounds[at]._replace(data=(rounds[at].data[0], y))
+    before = settled[14, HALF_LIFE]
+    with pytest.raises(DivergedError, match="the update of round 13") as told:
+        opvi.run(STORING, rounds, KEY, state=before)
+    state, history = told.value.state, told.value.history
+    assert all(np.isfinite(leaf).all() for leaf in jax.tree.leaves(state))
+    assert history.info.finite[4]  # sound rows after the bad ones
+    assert not np.array_equal(before.particles, state.particles)
 
 
 def test_settings_are_checked(mixture):
