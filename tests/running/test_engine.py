@@ -1,6 +1,7 @@
 """The engine: the same bits as a run however rows are cut, few programs, answers of any size, copies that go on."""
 
 import copy
+import json
 import pickle
 
 import jax
@@ -10,6 +11,7 @@ import pytest
 import opvi
 from opvi.running import Engine
 from opvi.running import _engine as engine
+from opvi.running._plain import from_plain, plainly
 from opvi.running._rows import as_rows
 
 KEY = jax.random.key(0)
@@ -272,3 +274,12 @@ def test_whole_numbers_that_do_not_fit_are_refused():
     with pytest.raises(ValueError, match="from 1099511627776 to 1099511627777, which JAX would cut to 32 bits"):
         as_rows(np.array([2**40, 2**40 + 1]), np.dtype("float32"))
     assert as_rows(np.array([0, 2**31 - 1]), np.dtype("float32")).dtype == np.int32
+
+
+def test_a_sampler_that_keeps_rows_is_plain_data():
+    """The layout of its rows, too: a saved engine needs no pickle within."""
+    rows = (np.zeros((1, 3), np.float32), {"y": np.zeros(1, np.float32)})
+    kept = opvi.remembering(opvi.regressor(3), 4, again=0, example=rows)
+    plain = plainly(kept)
+    assert json.loads(json.dumps(plain)) == plain
+    assert from_plain(plain) == kept

@@ -5,7 +5,9 @@ from importlib import import_module
 from types import ModuleType
 from typing import Any
 
+import jax
 import numpy as np
+from jax.tree_util import PyTreeDef
 
 OWN = ("opvi", "jax")  # packages whose classes and functions may be named
 
@@ -25,6 +27,8 @@ def plainly(value: Any) -> Any:
         return {"of": _name(type(value)), "fields": {name: plainly(one) for name, one in named}}
     elif isinstance(value, tuple | list):
         return {"tuple" if isinstance(value, tuple) else "list": [plainly(one) for one in value]}
+    elif isinstance(value, PyTreeDef):
+        return {"structure": plainly(jax.tree.unflatten(value, range(value.num_leaves)))}
     elif callable(value):
         return {"named": _name(value)}
     raise TypeError(f"{value!r} cannot be written as plain data.")
@@ -43,6 +47,8 @@ def from_plain(data: Any) -> Any:
         return _found(data["named"])
     if "dict" in data:
         return {name: from_plain(value) for name, value in data["dict"].items()}
+    if "structure" in data:
+        return jax.tree.structure(from_plain(data["structure"]))
     return tuple(map(from_plain, data["tuple"])) if "tuple" in data else [from_plain(one) for one in data["list"]]
 
 
