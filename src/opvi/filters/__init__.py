@@ -5,7 +5,6 @@ from opvi.filters._diagnosis import Diagnosis as Diagnosis
 from opvi.filters._gain_one import GainOne as GainOne
 from opvi.filters._gain_one import GainOneState as GainOneState
 from opvi.filters._gain_one import gain_one as gain_one
-from opvi.filters._gauss_newton import AdaptiveNoise as AdaptiveNoise
 from opvi.filters._gauss_newton import GaussNewton as GaussNewton
 from opvi.filters._gauss_newton import GaussNewtonState as GaussNewtonState
 from opvi.filters._gauss_newton import gauss_newton as gauss_newton
@@ -22,8 +21,10 @@ from opvi.filters._kfac import kfac as kfac
 from opvi.filters._linear_ekf import LinearEKF as LinearEKF
 from opvi.filters._linear_ekf import LinearState as LinearState
 from opvi.filters._linear_ekf import linear_ekf as linear_ekf
+from opvi.filters._looking import AdaptiveNoise as AdaptiveNoise
 from opvi.filters._merging import merge as merge
 from opvi.filters._sl_opvi import SLOPVI as SLOPVI
 from opvi.filters._sl_opvi import LinearisedState as LinearisedState
 from opvi.filters._sl_opvi import sl_opvi as sl_opvi
 from opvi.filters._whitening import Pace as Pace
+from opvi.filters._withdrawing import withdraw as withdraw

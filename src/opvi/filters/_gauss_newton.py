@@ -24,17 +24,16 @@ from opvi._steps import (
 from opvi.filters import _covariance as covariance
 from opvi.filters import _kalman as kalman
 from opvi.filters._covariance import Blocks, Covariance, exactly, within
-from opvi.filters._prior import GaussianPrior, distribution, gaussian_prior, jacobian, linear_outputs, linearise
+from opvi.filters._looking import AdaptiveNoise, Seen, believed, look
+from opvi.filters._prior import GaussianPrior, distribution, gaussian_prior, jacobian, linear_outputs
+from opvi.filters._robust import checked_robust
 from opvi.filters._spread import spread_out
-from opvi.predictive import Distribution, Normal, Predictive
+from opvi.predictive import Distribution, Predictive
 from opvi.targets import Target, cast, check_batch
 from opvi.types import Array, Batch, Key, Particles, Predicted, Scalar, Schedule, Start, State, Tree, at_round
 
 LARGEST_CHANGE = 0.2  # mean KL divergence of a curved model's class probabilities, before and after a step
-MEMORY_OF_ERRORS = 20.0  # rounds over which a particle's squared prediction error is averaged
 SMALLEST_SHARE = 1e-12  # of a prior's variance: a smaller one of a linear model is rounding error
-
-
 LARGEST_STEP = 1e3  # of a parameter of a curved model, in deviations of the largest variance that forgetting allows
 
 
@@ -49,16 +48,6 @@ class GaussNewtonState(NamedTuple):
     rows: Array
 
 
-class AdaptiveNoise(NamedTuple):
-    r"""Observation noise $R = \max(c\,\bar e, R_{\min})$ from a particle's own running squared error $\bar e$.
-
-    The noise must be smaller than the error while the network is still learning, hence a share $c < 1$.
-    """
-
-    share: float = 0.3
-    smallest: float = 0.01
-
-
 @dataclass(frozen=True)
 class GaussNewton(TargetSampler):
     """Settings of `gauss_newton`."""
@@ -71,6 +60,7 @@ class GaussNewton(TargetSampler):
     # Whether noise that adapts, and a half-life that follows the rows seen, are for curved models alone: a linear
     # one needs neither.
     eased: bool = field(default=False, kw_only=True)
+    robust: float | None = field(default=None, kw_only=True)
 
     def init(self, key: Key, particles: Start = None) -> GaussNewtonState:
         """Return the state before any row."""
@@ -102,14 +92,15 @@ class GaussNewton(TargetSampler):
             return _linear_step(self, state, batch, clock)
         blocks, gamma = _blocks(self, w), _gamma(self, batch, clock)
         largest = self.largest_growth * _variances(_prior(target), blocks, w)
-        seen = _look(self, w, state.error, batch, clock)
+        seen = look(self.target, self.noise, w, state.error, batch, clock, self.robust)
         log_predictive, predicted = predicted_rows(batch, seen.log_density)
         rows = jnp.moveaxis(blocks.gather(seen.rows), 1, 2)  # [n, K, R + 1, D]
         fade = covariance.fading(state.past, gamma, largest)
         product = covariance.faded_times(rows, state.past, fade)
+        seen, rows, product = believed(self.noise, seen, rows, product, clock, self.robust)
         new = kalman.gain(rows[:, :, :-1], product[:, :, :-1])
         move = kalman.move_by_score(new, rows[:, :, -1], product[:, :, -1])
-        move = move * _held_back(seen, rows, move, batch)[:, None, None]
+        move = move * _held_back(seen, rows, move)[:, None, None]
         learnt = ~jnp.isnan(log_predictive)  # otherwise the rows are bad, and not the particles
         good = (new.surprise > kalman.SMALLEST_SURPRISE).all(1)
         good &= jnp.isfinite(move.sum((1, 2)) + (new.rows**2).sum((1, 2, 3)) + seen.error)
@@ -122,7 +113,7 @@ class GaussNewton(TargetSampler):
         past = covariance.faded_shed(state.past, still, jnp.where(good[:, None, None, None], new.rows, 0), largest)
         moved = w + blocks.scatter(jnp.where(good[:, None, None], move, 0))
         info = StepInfo(clock.rows, log_predictive, root_mean_square(moved - w), good.any(), predicted)
-        evidence = state.log_evidence + jnp.where(good.any(), (predicted.log_density * batch.weight).sum(), 0)
+        evidence = state.log_evidence + jnp.where(good.any(), (predicted.log_density * seen.batch.weight).sum(), 0)
         past = covariance.without_correlations(past, jnp.broadcast_to(learnt & ~good.any(), good.shape))
         # One bad particle does not end the run: it takes the place of another.
         info = info._replace(restarted=jnp.where(learnt & good.any(), (~good).sum(), 0))
@@ -165,6 +156,7 @@ def gauss_newton(
     noise: AdaptiveNoise | None = None,
     largest_growth: float = 4.0,
     budget: float = 2e9,
+    robust: float | None = None,
 ) -> GaussNewton:
     r"""Recursive Gauss–Newton with a full covariance per particle, for targets with a distribution head.
 
@@ -192,6 +184,10 @@ def gauss_newton(
         noise: adaptive noise for a Gaussian head, instead of the head's own variance.
         largest_growth: forgetting never lets a variance of a network's weights exceed this many times the prior's.
         budget: bytes that the covariances of all particles may take.
+        robust: None believes every row: what is learnt is the posterior. A number c, in standard deviations of the
+            prediction: the likelihood of a row whose error r is larger gets the power $(c/r)^2$, so that garbage
+            teaches little; a label predicted with probability p has $r^2 = (1-p)/p$. Rows within c count as ever.
+            `state.log_evidence` is then that of the weighted rows.
     """
     if target.predict is None:
         raise TypeError("Gauss–Newton needs the outputs of a model: a target with `predict`, e.g. `opvi.mlp(...)`.")
@@ -201,7 +197,8 @@ def gauss_newton(
         raise ValueError(f"`half_life` is {half_life!r}, but must be a number of rows greater than 0, or None.")
     if not budget > 0:
         raise ValueError(f"`budget` is {budget!r}, but must be a number of bytes greater than 0.")
-    return GaussNewton(target, forgetting, half_life, noise, largest_growth, budget)
+    robust = checked_robust(robust)
+    return GaussNewton(target, forgetting, half_life, noise, largest_growth, budget, robust=robust)
 
 
 # --- linear models ------------------------------------------------------------------------------
@@ -225,17 +222,19 @@ def _linear_step(
             precision = jnp.asarray(np.linalg.inv(prior.covariance), dtype)[None]
         C, w = covariance.restored(C, w, gamma, mean, precision)
     at = blocks.scatter(w)
-    seen = _look(sampler, at, state.error[:1], batch, clock, linear=True)
+    noise = None if sampler.eased else sampler.noise
+    seen = look(sampler.target, noise, at, state.error[:1], batch, clock, sampler.robust)
     rows = jnp.moveaxis(blocks.gather(seen.rows), 1, 2)  # [1, K, R + 1, D]
     product = rows @ C
+    predicted = Predicted(_marginal(seen, rows, product, batch))
+    log_predictive = mean_over(batch, predicted.log_density)
+    seen, rows, product = believed(noise, seen, rows, product, clock, sampler.robust)
     new = kalman.gain(rows[:, :, :-1], product[:, :, :-1])
     if seen.regression is None:
         move = kalman.move_by_score(new, rows[:, :, -1], product[:, :, -1])
     else:  # the same, with fewer rounding errors
-        move = jnp.einsum("nkrd,r->nkd", new.rows, seen.regression.surprise(new, batch))
-    predicted = Predicted(_marginal(seen, new, batch))
-    log_predictive = mean_over(batch, predicted.log_density)
-    evidence = _batch_evidence(seen, new, batch)
+        move = jnp.einsum("nkrd,r->nkd", new.rows, seen.regression.surprise(new, seen.batch))
+    evidence = _batch_evidence(seen, new)
     Z = new.rows
     C = C - jnp.einsum("nkrd,nkre->nkde", Z, Z)
     C = (C + C.mT) / 2
@@ -264,84 +263,39 @@ def _never_forgets(sampler: GaussNewton) -> bool:
     return sampler.half_life == math.inf
 
 
-def _marginal(seen: "_Seen", new: kalman.Gain, batch: Batch) -> Array:
+def _marginal(seen: Seen, rows: Array, product: Array, batch: Batch) -> Array:
     """Return the log predictive density of each row; for classes, at the mean of the parameters."""
     if seen.regression is None:
         return seen.log_density[0]
     residual, noise = (a[0] for a in seen.regression)
-    variance = noise * (1 + (new.surprise[0] - 1) / jnp.where(batch.weight > 0, batch.weight, 1))
+    doubt = (rows * product).sum((1, 3))[0, :-1] / jnp.where(batch.weight > 0, batch.weight, 1)
+    variance = noise * (1 + doubt)
     return -0.5 * (residual**2 / variance + jnp.log(2 * math.pi * variance))
 
 
-def _batch_evidence(seen: "_Seen", new: kalman.Gain, batch: Batch) -> Scalar:
+def _batch_evidence(seen: Seen, new: kalman.Gain) -> Scalar:
     """Return the log density of all rows jointly; for classes, the sum of the predicted ones."""
+    weight = seen.batch.weight
     if seen.regression is None:
-        return (seen.log_density[0] * batch.weight).sum()
-    noise = (batch.weight * jnp.log(2 * math.pi * seen.regression.noise[0])).sum()
-    surprise = (seen.regression.surprise(new, batch) ** 2).sum()
+        return (seen.log_density[0] * weight).sum()
+    noise = (weight * jnp.log(2 * math.pi * seen.regression.noise[0])).sum()
+    surprise = (seen.regression.surprise(new, seen.batch) ** 2).sum()
     return jnp.log(jnp.diagonal(new.inverse[0])).sum() - (surprise + noise) / 2
 
 
 # --- curved models ------------------------------------------------------------------------------
 
 
-def _held_back(seen: "_Seen", rows: Array, move: Array, batch: Batch) -> Array:
-    """Return what share of its move each particle makes, so that class probabilities do not change too much."""
+def _held_back(seen: Seen, rows: Array, move: Array) -> Array:
+    """Return how much of its move each particle makes: as much as leaves class probabilities near what they were."""
     if seen.regression is not None:
         return jnp.ones(len(move), move.dtype)
     moved = jnp.einsum("nkrd,nkd->nr", rows[:, :, :-1], move)
-    divergence = 0.5 * (moved**2).sum(1) / jnp.maximum(batch.weight.sum(), 1e-30)
+    divergence = 0.5 * (moved**2).sum(1) / jnp.maximum(seen.batch.weight.sum(), 1e-30)
     return jnp.minimum(1, jnp.sqrt(LARGEST_CHANGE / (divergence + 1e-9)))
 
 
 # --- what all models share ----------------------------------------------------------------------
-
-
-class _Regression(NamedTuple):
-    """What a Gaussian head sees of a batch."""
-
-    residual: Array  # [n, B]
-    noise: Array  # [n, B]: variances
-
-    def surprise(self, new: kalman.Gain, batch: Batch) -> Array:
-        """Return the first particle's residuals, made independent and of unit variance: `[B]`."""
-        return new.inverse[0] @ (self.residual[0] * jnp.sqrt(batch.weight / self.noise[0]))
-
-
-class _Seen(NamedTuple):
-    """What a batch looks like at every particle."""
-
-    rows: Array  # [n, R + 1, d]: the curvature's rows A, and the gradient last
-    log_density: Array  # [n, B]
-    error: Array  # [n]
-    regression: "_Regression | None"
-
-
-def _look(
-    sampler: GaussNewton, w: Particles, error: Array, batch: Batch, clock: Clock, *, linear: bool = False
-) -> _Seen:
-    """Linearise the model at every particle."""
-    x, y = batch.data
-    target = sampler.target
-    dist = jax.vmap(lambda v: distribution(target, v, x))(w)
-    log_density = jax.vmap(lambda p: p.log_density(y))(dist)
-    regression = None
-    if isinstance(dist, Normal):
-        if sampler.noise is not None and not (linear and sampler.eased):
-            error = _running_error(dist, error, batch, clock)
-            R = jnp.maximum(sampler.noise.share * error, sampler.noise.smallest)
-            dist = dist._replace(variance=jnp.broadcast_to(R[:, None], dist.variance.shape))
-        regression = _Regression(y[None] - dist.mean, dist.variance)
-    A, gradient = jax.vmap(partial(linearise, target), (0, 0, None, None))(w, dist, batch.data, batch.weight)
-    return _Seen(jnp.concatenate([A, gradient[:, None]], 1), log_density, error, regression)
-
-
-def _running_error(dist: Normal, error: Array, batch: Batch, clock: Clock) -> Array:
-    """Return each particle's squared error, averaged over the last rounds: `[n]`."""
-    _, y = batch.data
-    squared = ((dist.mean - y[None]) ** 2 * batch.weight[None]).sum(1) / jnp.maximum(batch.weight.sum(), 1e-30)
-    gain = 1 / jnp.minimum(clock.t, MEMORY_OF_ERRORS)
-    return (1 - gain) * error + gain * squared
 
 
 def _gamma(sampler: GaussNewton, batch: Batch, clock: Clock) -> Array:

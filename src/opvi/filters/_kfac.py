@@ -2,7 +2,7 @@ r"""Kronecker-factored Gauss–Newton particles: curvature that grows linearly w
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from operator import itemgetter
 from typing import NamedTuple
@@ -19,11 +19,13 @@ from opvi._steps import (
     compiled,
     predicted_rows,
     root_mean_square,
+    row_densities,
     stand_ins,
     tick,
 )
 from opvi.filters._covariance import exactly
-from opvi.predictive import Predictive, predict
+from opvi.filters._robust import checked_robust, trust_in_labels, trust_in_targets, unweighable
+from opvi.predictive import Classes, Distribution, Normal, Predictive, predict
 from opvi.targets import Architecture, Target, as_particles, cast, check_batch, draw
 from opvi.targets._mlp import Bent, Layer, Layers, Passed, activation_and_slope, backward, forward
 from opvi.types import Array, Batch, Key, Particles, Scalar, Start, State, Tree
@@ -65,6 +67,7 @@ class Seen(NamedTuple):
     outputs: Array  # [n, B, C]
     head_root: Array  # [n, B, C, K]
     log_density: Array  # [n, B]
+    weight: Array  # [B]: what the rows are learnt by
 
 
 class Round(NamedTuple):
@@ -85,6 +88,7 @@ class KFAC(TargetSampler):
     half_life: float
     wander: bool
     largest_change: float
+    robust: float | None = field(default=None, kw_only=True)
 
     @property
     def targets(self) -> tuple[Target, ...]:
@@ -121,10 +125,10 @@ class KFAC(TargetSampler):
         batch = cast(batch, w.dtype)
         check_batch(self.target, w[0], batch)
         clock = tick(state, batch)
-        root_weight, total = jnp.sqrt(batch.weight), jnp.maximum(batch.weight.sum(), 1e-30)
         now = _pace(self, state, batch.weight.sum(), clock.round, half_life)
         layers = jax.vmap(mlp.split)(w)
         seen = _look(self, layers, batch)
+        root_weight, total = jnp.sqrt(seen.weight), jnp.maximum(seen.weight.sum(), 1e-30)
         factors, moves, first = [], [], seen.sums
         for index, old in enumerate(state.factors):
             root, a = seen.roots[index], seen.inputs[index]
@@ -140,7 +144,7 @@ class KFAC(TargetSampler):
             moves.append(Layer(move[:, :-1], move[:, -1]))
         change = _outputs(self, jax.tree.map(jnp.add, layers, tuple(moves)), first) - seen.outputs
         moved = jnp.einsum("nbck,nbc->nbk", seen.head_root, change)
-        divergence = 0.5 * ((moved**2).sum(2) * batch.weight[None]).sum(1) / total
+        divergence = 0.5 * ((moved**2).sum(2) * seen.weight[None]).sum(1) / total
         scale = jnp.minimum(1, jnp.sqrt(self.largest_change / (divergence + 1e-9)))
         move = scale[:, None] * jax.vmap(mlp.join)(moves)
         log_predictive, predicted = predicted_rows(batch, seen.log_density)
@@ -175,6 +179,7 @@ def kfac(
     half_life: float = math.inf,
     wander: bool = False,
     largest_change: float = 0.2,
+    robust: float | None = None,
 ) -> KFAC:
     r"""Natural-gradient steps $A^{-1} (a^\top \delta)\, G^{-1}$ for each layer of an MLP, one batch per round.
 
@@ -194,6 +199,9 @@ def kfac(
             number of rows over which a variance returns half-way to the prior's.
         wander: forget by a random walk of the weights.
         largest_change: bound on the mean KL divergence between predictions before and after a step.
+        robust: None believes every row. A number c, in standard deviations of the particles' prediction: the likelihood
+            of a row whose error r is larger gets the power $(c/r)^2$; a label predicted with probability p has
+            $r^2 = (1-p)/p$. For Gaussian and class heads.
     """
     targets = (target,) if isinstance(target, Target) else tuple(target)
     _architectures(targets)
@@ -205,7 +213,8 @@ def kfac(
         )
     one, *others = targets
     usual = PARTICLES // len(targets) * len(targets)
-    return KFAC(one, tuple(others), damping, half_life, wander, largest_change, particles=usual)
+    robust = checked_robust(robust)
+    return KFAC(one, tuple(others), damping, half_life, wander, largest_change, particles=usual, robust=robust)
 
 
 def _by_target(sampler: KFAC, function: Callable[[Bent, Tree], Tree], of_particles: Tree) -> Tree:
@@ -228,12 +237,24 @@ def _look(sampler: KFAC, layers: Layers, batch: Batch) -> Seen:
     head = sampler.architectures[0].head.distribution
     slope, root = jax.vmap(lambda z: head(z, None).curvature(y))(passed.outputs)  # [n, B, C], [n, B, C, K]
     log_density = jax.vmap(lambda z: head(z, None).log_density(y))(passed.outputs)
-    weighted = jnp.moveaxis(root, 3, 1) * jnp.sqrt(batch.weight)[None, None, :, None]
+    weight = batch.weight
+    if sampler.robust is not None:
+        weight = weight * _trust(jax.vmap(lambda z: head(z, None))(passed.outputs), log_density, y, sampler.robust)
+    weighted = jnp.moveaxis(root, 3, 1) * jnp.sqrt(weight)[None, None, :, None]
     back = jax.vmap(jax.vmap(backward, (None, None, 0)))(layers, passed, jnp.concatenate([slope[:, None], weighted], 1))
     slopes = [leaf[:, 0] for leaf in back]
     roots = [leaf[:, 1:].reshape(n, -1, leaf.shape[-1]) for leaf in back]
     inputs = [with_one(x)[None], *map(with_one, passed.inputs[1:])]
-    return Seen(inputs, slopes, roots, passed.sums[0], passed.outputs, root, log_density)
+    return Seen(inputs, slopes, roots, passed.sums[0], passed.outputs, root, log_density, weight)
+
+
+def _trust(dist: Distribution, log_density: Array, y: Array, largest: float) -> Array:
+    """Return the powers of the rows' likelihoods, from what all particles said of them."""
+    if isinstance(dist, Normal):
+        return trust_in_targets(y, dist.mean, dist.variance, largest)
+    if isinstance(dist, Classes):
+        return trust_in_labels(row_densities(log_density), largest)
+    raise TypeError(unweighable(dist))
 
 
 def _outputs(sampler: KFAC, layers: Layers, first: Array) -> Array:

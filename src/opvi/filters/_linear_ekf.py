@@ -13,6 +13,7 @@ from opvi._steps import StepInfo, compiled, pieces, predicted_rows, root_mean_sq
 from opvi.filters import _kalman as kalman
 from opvi.filters._covariance import Covariance, exactly
 from opvi.filters._kfac import with_one
+from opvi.filters._robust import checked_robust, trust_in_labels
 from opvi.predictive import Categorical, Predictive
 from opvi.targets import cast
 from opvi.types import Array, ArrayLike, Batch, Key, Particles, Start
@@ -41,6 +42,7 @@ class LinearEKF(Unforked):
     prior_variance: float
     largest_variance: float
     largest_change: float
+    robust: float | None = field(default=None, kw_only=True)
     about: str = field(default="", kw_only=True, compare=False)  # one line: what was chosen, and why
 
     def init(self, key: Key, particles: Start = None) -> LinearState:
@@ -61,13 +63,14 @@ class LinearEKF(Unforked):
         x, y = batch.data
         log_predictive, predicted = predicted_rows(batch, predict_linear(state, x, self.classes).log_density(y))
 
-        def one(
-            carry: tuple[Array, Array], piece: tuple[tuple[Array, Array], Array]
-        ) -> tuple[tuple[Array, Array], None]:
-            (a, y), weight = piece
-            return _absorb(self, *carry, a, y, weight), None
+        def one(carry: tuple[Array, Array], piece: tuple[tuple[Array, ...], Array]) -> tuple[tuple[Array, Array], None]:
+            (a, y, rows), weight = piece
+            return _absorb(self, *carry, a, y, weight, rows.sum()), None
 
-        cut = pieces((with_one(x), y), batch.weight, min(PIECE, len(batch.weight)))
+        weight = batch.weight
+        if self.robust is not None:
+            weight = weight * trust_in_labels(predicted.log_density, self.robust)
+        cut = pieces((with_one(x), y, batch.weight), weight, min(PIECE, len(weight)))
         (new_w, new_P), _ = jax.lax.scan(one, (w, P), cut)
         new_P = _bounded(new_P, self.largest_variance)
         good = jnp.isfinite(new_w).all(1) & jnp.isfinite(new_P).all((1, 2)) & ~jnp.isnan(log_predictive)
@@ -89,6 +92,7 @@ def linear_ekf(
     prior_variance: float = 0.1,
     largest_variance: float = 1.0,
     largest_change: float = 0.2,
+    robust: float | None = None,
 ) -> LinearEKF:
     r"""Extended Kalman filters of softmax regression, one for each rate at which the weights may drift.
 
@@ -103,6 +107,8 @@ def linear_ekf(
         prior_variance: the variance of each weight before any row.
         largest_variance: the drift stops here, so that the weight of a feature never seen does not grow without bound.
         largest_change: bound on the mean KL divergence between predictions before and after a step.
+        robust: None believes every label. A number c: a label predicted with probability p, $r^2 = (1-p)/p$, counts
+            $(c/r)^2$ where r is larger than c, so that wrong labels teach little; 10 is for labels below 1 %.
     """
     if features < 1 or classes < 2:
         raise ValueError(f"`features` and `classes` are {features} and {classes}; at least 1 and 2 are needed.")
@@ -112,11 +118,14 @@ def linear_ekf(
             f"`wandering`, `prior_variance` and `largest_change` are {wandering}, {prior_variance}, {largest_change}; "
             "the first must be at least 0, the others greater than 0."
         )
-    return LinearEKF(features, classes, paces, prior_variance, largest_variance, largest_change)
+    robust = checked_robust(robust)
+    return LinearEKF(features, classes, paces, prior_variance, largest_variance, largest_change, robust=robust)
 
 
-def _absorb(sampler: LinearEKF, w: Array, P: Array, a: Array, y: Array, weight: Array) -> tuple[Array, Array]:
-    """Return the filters' weights and covariances after some rows with inputs a `[B, F+1]`."""
+def _absorb(
+    sampler: LinearEKF, w: Array, P: Array, a: Array, y: Array, weight: Array, rows: Array
+) -> tuple[Array, Array]:
+    """Return the filters' weights and covariances after some rows with inputs a `[B, F+1]`; they wander by the rows."""
     n, size = w.shape
     logits = jnp.einsum("bi,nci->nbc", a, w.reshape(n, sampler.classes, -1))
     slope, root = jax.vmap(lambda z: Categorical(z).curvature(y))(logits)  # [n, B, C], [n, B, C, K]
@@ -130,7 +139,7 @@ def _absorb(sampler: LinearEKF, w: Array, P: Array, a: Array, y: Array, weight: 
     moved = (jnp.einsum("nrd,nd->nr", A[:, 0], move) ** 2).sum(1)
     scale = jnp.minimum(1, jnp.sqrt(sampler.largest_change * jnp.maximum(total, 1e-30) / (0.5 * moved + 1e-9)))
     Z = new.rows[:, 0]
-    gained = jnp.asarray(sampler.wandering, P.dtype)[:, None, None] * total / ROUND * jnp.eye(size, dtype=P.dtype)[None]
+    gained = jnp.asarray(sampler.wandering, P.dtype)[:, None, None] * rows / ROUND * jnp.eye(size, dtype=P.dtype)[None]
     # Not `kalman.absorb`: weights that wander gain variance, all alike, where forgetting scales it up.
     return w + scale[:, None] * move, P - jnp.einsum("nrd,nre->nde", Z, Z) + gained
 

@@ -48,6 +48,11 @@ def prior_of(sampler: Sampler, inputs: Tree = None) -> Natural:
             noise.
         inputs: some rows of inputs, for targets that are not opvi's own.
     """
+    if isinstance(sampler, GaussNewton) and sampler.robust is not None:
+        raise ValueError(
+            f"`robust` is {sampler.robust:g}: what each row counts depends on the rows before it, so nothing exact can "
+            "be done to the posterior afterwards. Use `robust=None`."
+        )
     if not isinstance(sampler, GaussNewton) or sampler.noise is not None:
         raise TypeError(
             f"`sampler` is a {type(sampler).__name__}, whose posterior is not one Gaussian with known noise. That of "
@@ -91,6 +96,16 @@ def with_posterior(states: GaussNewtonState, posterior: Natural) -> GaussNewtonS
     return states._replace(particles=jnp.asarray(mean, w.dtype), past=past)
 
 
+def never_forgetting(sampler: Sampler) -> GaussNewton:
+    """Return the sampler; refuse one that forgets."""
+    assert isinstance(sampler, GaussNewton)
+    if sampler.forgetting != 1.0 or sampler.half_life not in (None, math.inf):
+        raise ValueError(
+            "this sampler forgets, so there is no telling how old a row is and what is left of it. Use `forgetting=1`."
+        )
+    return sampler
+
+
 def merge(sampler: Sampler, *states: State, inputs: Tree = None) -> State:
     r"""Return the posterior given all rows, from posteriors learnt on parts of them.
 
@@ -105,12 +120,7 @@ def merge(sampler: Sampler, *states: State, inputs: Tree = None) -> State:
         inputs: some rows of inputs, for targets that are not opvi's own.
     """
     prior = prior_of(sampler, inputs)
-    assert isinstance(sampler, GaussNewton)
-    if sampler.forgetting != 1.0 or sampler.half_life not in (None, math.inf):
-        raise ValueError(
-            "this sampler forgets, so there is no telling how old the rows of one state are beside those of another. "
-            "Use `forgetting=1`."
-        )
+    sampler = never_forgetting(sampler)
     if not states:
         raise ValueError("there are no states to merge; give at least one.")
     parts = [posterior_of(sampler, state, prior) for state in states]

@@ -16,3 +16,6 @@ from opvi.running._saving import LockedError as LockedError
 from opvi.running._settings import settings as settings
 from opvi.running._stream import Stream as Stream
 from opvi.running._stream import stream as stream
+from opvi.running._tickets import Settled as Settled
+from opvi.running._tickets import Ticket as Ticket
+from opvi.running._tickets import Tickets as Tickets

@@ -148,6 +148,11 @@ class Engine:
         self.waiting: Batch | None = None  # rows, fewer than a batch
         self._dtype = np.dtype(self.state.particles.dtype)  # asked for once: some states join their particles
 
+    @property
+    def dtype(self) -> np.dtype:
+        """What rows are cast to: the particles' dtype."""
+        return self._dtype
+
     @one_learner
     def feed(self, data: Data, weight: ArrayLike | None = None, *, last: bool = False) -> Fed | None:
         """Learn from rows, in order, in batches of `batch`; the remainder waits for the next call.

@@ -1,17 +1,15 @@
 r"""Which targets to believe: garbage is weighted down, a jump of all targets is followed.
 
 With r a row's error in units of the errors so far, the row's likelihood is raised to the power
-
-$$w = \min\bigl(1, (c / r)^2\bigr)$$
-
-like WoLF's inverse multiquadric weight (arXiv 2405.05646), but at no loss for errors below c. Far garbage counts almost
-nothing, while the tails of heavy noise still count. If most rows are that far off, the model is wrong, not the rows.
+$w = \min(1, (c / r)^2)$, as by `robust` of the filters. Far garbage counts almost nothing, while the tails of heavy noise
+still count. If most rows are that far off, the model is wrong, not the rows.
 """
 
 from typing import NamedTuple
 
 import jax.numpy as jnp
 
+from opvi.filters import _robust as robust
 from opvi.tracking import _scaling as scaling
 from opvi.tracking._calibration import Calibration, Combined
 from opvi.tracking._scaling import Scale
@@ -75,7 +73,7 @@ def believe(
 
 def trust(squared: Array) -> Array:
     """Return the power w of each row's likelihood, from its squared error in squared units of the errors so far."""
-    return jnp.minimum(1, LARGEST**2 / jnp.maximum(squared, 1e-30))
+    return robust.trust(squared, LARGEST)
 
 
 def among_themselves(y: Array, weight: Array) -> tuple[Array, Array]:
