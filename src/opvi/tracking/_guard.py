@@ -1,8 +1,8 @@
 r"""Which targets to believe: garbage is weighted down, a jump of all targets is followed.
 
 With r a row's error in units of the errors so far, the row's likelihood is raised to the power
-$w = \min(1, (c / r)^2)$, as by `robust` of the filters. Far garbage counts almost nothing, while the tails of heavy noise
-still count. If most rows are that far off, the model is wrong, not the rows.
+$w = \min(1, (c / r)^2)$, as by `robust` of the filters. Far garbage counts almost nothing, while the tails of heavy
+noise still count. If most rows are that far off, the model is wrong, not the rows.
 """
 
 from typing import NamedTuple
