@@ -1,4 +1,7 @@
-"""Models by key inside Spark: rows per second on two cores, a driver that is killed: `python -m benchmarks.spark`."""
+"""Models by key inside Spark: rows per second on two cores, a driver that is killed: `python -m benchmarks.spark`.
+
+Parts can be run alone: what is in `spark.json` of the other stays.
+"""
 
 import argparse
 import contextlib
@@ -169,8 +172,8 @@ def _commits(folder: Path) -> int:
 def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.spark", description=__doc__)
     parser.add_argument("--out", type=Path, default=Path("bench-output"), help="folder for spark.json")
-    parser.add_argument("--kills", type=int, default=5, help="of the driver, for 2 and for 5 partitions")
-    parser.add_argument("--triggers", type=int, default=8)
+    parser.add_argument("--kills", type=int, default=5, help="of the driver, for 2 and for 5 partitions; 0: none")
+    parser.add_argument("--triggers", type=int, default=8, help="of which the first two count for nothing; 0: none")
     parser.add_argument("--child", nargs=3, help=argparse.SUPPRESS)
     given = parser.parse_args()
     if given.child:
@@ -179,17 +182,19 @@ def main() -> None:
         print(json.dumps(len(said) if what == "run" else said))
         return
     given.out.mkdir(parents=True, exist_ok=True)
-    result: dict[str, Any] = {"machine": machine("python -m benchmarks.spark")}
+    path = given.out / "spark.json"
+    result: dict[str, Any] = json.loads(path.read_text()) if path.exists() else {}
+    about = machine("python -m benchmarks.spark")
     with contextlib.suppress(PermissionError):  # a job of a shell's own
         os.setsid()  # so that what is started here is known by its session
-    result["rates"] = rates(50_000 * given.triggers, 10_000, 50_000)
-    print(result["rates"], flush=True)
-    result["killed"] = []
-    for partitions in (2, 5) if given.kills else ():
-        (given.out / "spark.json").write_text(json.dumps(result, indent=1) + "\n")
-        result["killed"].append(killed(given.kills, partitions))
-        print(result["killed"][-1], flush=True)
-    (given.out / "spark.json").write_text(json.dumps(result, indent=1) + "\n")
+    if given.triggers:
+        result["rates"] = {"machine": about, **rates(50_000 * given.triggers, 10_000, 50_000)}
+        print(result["rates"], flush=True)
+        path.write_text(json.dumps(result, indent=1) + "\n")
+    if given.kills:
+        result["killed"] = {"machine": about, "drivers": [killed(given.kills, partitions) for partitions in (2, 5)]}
+        print(result["killed"], flush=True)
+        path.write_text(json.dumps(result, indent=1) + "\n")
 
 
 if __name__ == "__main__":

@@ -523,7 +523,7 @@ def test_a_folder_without_a_run_is_refused(tmp_path):
 
 
 def test_hostile_requests_get_answers_without_a_traceback(run, begun):
-    from benchmarks.serve import hostile
+    from benchmarks.hostile import hostile
 
     chance = np.random.default_rng(0)
     with Served(run) as server:

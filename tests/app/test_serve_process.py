@@ -21,6 +21,7 @@ pytest.importorskip("starlette", reason="needs the extra `serve`")
 
 from prometheus_client.parser import text_string_to_metric_families
 
+from benchmarks import hostile
 from benchmarks import serve as bench
 from opvi.app.serve import _guard
 from tests.app.test_report import CHROMIUM, chromium, parsed
@@ -114,7 +115,7 @@ def test_a_header_without_end_is_not_kept(server):
 
 
 def test_hostile_bytes(server, begun):
-    found = bench.attack(server, begun[1], 300, seed=1)
+    found = hostile.attack(server, begun[1], 300, seed=1)
     assert found["alive"]
     assert not [status for status in found["statuses"] if status.startswith("5")]
 
@@ -155,6 +156,19 @@ def test_kills_lose_nothing(begun, tmp_path):
 def get(server, path):
     with urllib.request.urlopen(f"http://127.0.0.1:{server.port}{path}", timeout=60) as said:
         return said.read().decode()
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="threads have a priority of their own on Linux")
+def test_only_learning_has_a_lower_priority(server):
+    learner = bench.family(server.process.pid)[1]
+    nice = {int(task.name): os.getpriority(os.PRIO_PROCESS, int(task.name)) for task in tasks(learner)}
+    here = os.getpriority(os.PRIO_PROCESS, 0)
+    assert nice[learner] == here  # it takes requests
+    assert sorted(set(nice.values())) == [here, min(19, here + 10)]
+
+
+def tasks(process):
+    return Path(f"/proc/{process}/task").iterdir()
 
 
 def test_what_the_other_process_learns_is_predicted_with(server, begun):

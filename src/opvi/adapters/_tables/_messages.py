@@ -49,12 +49,16 @@ def block_of(rows: Sequence[Row | Rejected], first: int, schema: Schema | None =
         for name, value in row.items():
             if value is None or (decimals is not None and name not in decimals):
                 continue
-            values = columns.setdefault(name, [])
-            values.extend([None] * (good - len(values)))
+            values = columns.get(name)
+            if values is None:
+                values = columns[name] = []
+            if len(values) < good:
+                values.extend([None] * (good - len(values)))
             if type(value) is str:
                 values.append(value)
             elif type(value) is Number:
-                values.append(value if decimals is None else value.replace(".", decimals[name]))
+                point = "." if decimals is None else decimals[name]
+                values.append(value if point == "." else value.replace(".", point))
             elif type(value) is bool:
                 values.append(WORDS[value])
             else:

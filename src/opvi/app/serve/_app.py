@@ -127,7 +127,7 @@ def _failure(error: Exception) -> Answer:
 
 async def warm(service: Service) -> None:
     """Predict and learn once, so that the first client does not wait for compilation."""
-    await _asked(service, lambda _: [{}], LEVELS, lambda said: answer({}))
+    await _asked(service, lambda schema: [{schema.used[0]: "0"}], LEVELS, lambda said: answer({}))
     await service.behind.figures()
 
 

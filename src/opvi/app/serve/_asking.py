@@ -23,10 +23,15 @@ class Said(NamedTuple):
 
     schema: Schema
     rows: list[Row]  # that were asked about
-    columns: dict[str, np.ndarray]  # by their names, one value for every sound row
-    plain: list[Json]  # the same by rows, as JSON says it
-    sound: np.ndarray  # the places of those rows in the request
+    columns: dict[str, np.ndarray]  # by their names, one value for every sound row that was asked about together
+    here: slice  # where this request's are among them
+    plain: list[Json]  # the request's own by rows, as JSON says it
+    sound: list[int]  # the places of those rows in the request
     rejected: list[Rejected]  # the others; `row` is the place in the request
+
+    def column(self, name: str) -> np.ndarray:
+        """Return the predictions of a name, one for every sound row of the request."""
+        return self.columns[name][self.here]
 
 
 class Asked(NamedTuple):
@@ -93,16 +98,17 @@ class Asking:
                 answers.append((one.reply, refused(413 if rows else 400, why)))
         if not read:
             return answers
-        first = np.cumsum([0, *(len(rows) for _, rows in read)])
+        ends = np.cumsum([0, *(len(rows) for _, rows in read)])
         block = block_of([row for _, rows in read for row in rows], 0, known.schema)
         encoded = known.schema.encode(block, with_target=False)
         columns = predicted(self._asked(known), known.schema, encoded.x, levels)
         rows_said = _by_rows(known.schema, columns)
-        for (one, rows), begin, end in zip(read, first[:-1], first[1:], strict=True):
-            low, high = np.searchsorted(encoded.row, (begin, end))
-            rejected = [bad._replace(row=bad.row - int(begin)) for bad in encoded.rejected if begin <= bad.row < end]
-            part = {name: values[low:high] for name, values in columns.items()}
-            said = Said(known.schema, rows, part, rows_said[low:high], encoded.row[low:high] - begin, rejected)
+        places, sound = np.searchsorted(encoded.row, ends).tolist(), encoded.row.tolist()
+        for (one, rows), first, low, high in zip(read, ends.tolist(), places, places[1:], strict=False):
+            end = first + len(rows)
+            rejected = [bad._replace(row=bad.row - first) for bad in encoded.rejected if first <= bad.row < end]
+            here = [row - first for row in sound[low:high]]
+            said = Said(known.schema, rows, columns, slice(low, high), rows_said[low:high], here, rejected)
             answers.append((one.reply, one.write(said)))
         return answers
 
@@ -129,6 +135,6 @@ def _by_rows(schema: Schema, columns: dict[str, np.ndarray]) -> list[Json]:
 def plain(said: Said) -> list[Json | None]:
     """Return each row's prediction as plain values; None for a row that was rejected."""
     out: list[Json | None] = [None] * len(said.rows)
-    for place, values in zip(said.sound.tolist(), said.plain, strict=True):
+    for place, values in zip(said.sound, said.plain, strict=True):
         out[place] = values
     return out

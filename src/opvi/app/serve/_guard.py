@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable, Collection
 from urllib.parse import urlsplit
 
-from starlette.requests import ClientDisconnect, Request
+from starlette.requests import Request
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
@@ -19,6 +19,7 @@ ANY = "*"
 PATIENCE = 20.0  # seconds for a client to send its header, and again its body
 HEAD = 1 << 16  # bytes of a header
 CONNECTIONS = 2_000  # at once; more are closed unheard
+WHOLE = "opvi.whole"  # in the scope of a request whose body is here
 OPEN = ("/v2/health/live", "/v2/health/ready")  # without a token: load balancers have none
 SAFE = [
     (b"cache-control", b"no-store"),
@@ -126,18 +127,26 @@ async def body_of(request: Request, most: int) -> bytes | Answer:
     length = given.get(b"content-length", b"")
     if length.isdigit() and int(length) > most:
         return _too_long(most)
-    parts, size = [], 0
+    if WHOLE in request.scope:  # nothing is waited for
+        return await _received(request.receive, most)
     try:
         async with asyncio.timeout(PATIENCE):
-            async for part in request.stream():
-                parts.append(part)
-                size += len(part)
-                if size > most:
-                    return _too_long(most)
+            return await _received(request.receive, most)
     except TimeoutError:
         return refused(408, f"the body did not come within {PATIENCE:g} seconds.", Connection="close")
-    except ClientDisconnect:
-        return refused(400, "the client has gone.")
+
+
+async def _received(receive: Receive, most: int) -> bytes | Answer:
+    parts, size, more = [], 0, True
+    while more:
+        message = await receive()
+        if message["type"] == "http.disconnect":
+            return refused(400, "the client has gone.")
+        parts.append(message.get("body", b""))
+        size += len(parts[-1])
+        if size > most:
+            return _too_long(most)
+        more = message.get("more_body", False)
     return b"".join(parts)
 
 
@@ -173,6 +182,11 @@ class Patient(HttpToolsProtocol):
         """Note that the header is complete."""
         self._waiting.cancel()
         super().on_headers_complete()
+
+    def on_message_complete(self) -> None:
+        """The body is here."""
+        self.scope[WHOLE] = True  # type: ignore[literal-required]
+        super().on_message_complete()
 
     def connection_lost(self, exc: Exception | None) -> None:
         """Stop waiting."""

@@ -20,6 +20,7 @@ from opvi.app.learn import RunError
 MARK = b"opvi"
 HEADER = struct.Struct("<4sIQII")  # the mark, CRC-32 of all that follows it, first row, rows, bytes
 ENDING = ".log"
+NAMELESS = b'{"key": "", "digest": "", "rows": %d, "bytes": %d}\n%b\n'  # a request without a key
 SEGMENT = 1 << 26  # bytes, after which a new segment begins
 KEPT = 4  # segments that stay, though all their rows are learnt: the keys in them are remembered
 
@@ -32,7 +33,7 @@ class Entry(NamedTuple):
     """A request to learn."""
 
     key: str  # by which a repetition is recognised; empty for none
-    digest: str  # of what was sent
+    digest: str  # of what was sent under a key
     first: int  # number of its first row in the log
     rows: int
     body: bytes  # its rows as JSON
@@ -204,6 +205,8 @@ def _whole(data: memoryview | bytes, at: int) -> int | None:
 
 
 def _packed(entry: Entry) -> bytes:
+    if not entry.key:
+        return NAMELESS % (entry.rows, len(entry.body), entry.body)
     about = {"key": entry.key, "digest": entry.digest, "rows": entry.rows, "bytes": len(entry.body)}
     return json.dumps(about).encode() + b"\n" + entry.body + b"\n"
 

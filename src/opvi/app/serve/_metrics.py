@@ -23,12 +23,17 @@ class Requests:
         self._seconds = Histogram(
             "opvi_request_seconds", "Time of requests.", ["route"], registry=self._registry, buckets=SECONDS
         )
+        self._found: dict[tuple[str, int], tuple[Counter, Histogram]] = {}  # by labels, which take long to look up
 
     def observe(self, path: str, status: int, seconds: float) -> None:
         """Count a request."""
         route = ROUTES.get(path) or ("infer" if path.endswith("/infer") else "other")
-        self._requests.labels(route, str(status)).inc()
-        self._seconds.labels(route).observe(seconds)
+        found = self._found.get((route, status))
+        if found is None:
+            found = self._requests.labels(route, str(status)), self._seconds.labels(route)
+            self._found[route, status] = found
+        found[0].inc()
+        found[1].observe(seconds)
 
     def text(self) -> bytes:
         """Return the counts in the form that Prometheus reads."""

@@ -125,9 +125,9 @@ class Inference:
         outputs, parts = [], []
         for name, binary in self.outputs(said.schema):
             if name == "probabilities":
-                values = np.stack([said.columns[f"p={label}"] for label in said.schema.classes], 1)
+                values = np.stack([said.column(f"p={label}") for label in said.schema.classes], 1)
             else:
-                values = said.columns[name]
+                values = said.column(name)
             kind = "BYTES" if values.dtype == object else "FP64"
             tensor: Json = {"name": name, "shape": list(values.shape), "datatype": kind}
             if binary:
