@@ -18,6 +18,9 @@ SCALE = Scale(jnp.asarray([1.0, -2.0, 5.0]), jnp.asarray([2.0, 0.5, 3.0]))  # tw
 ERROR = jnp.float32(0.25)
 
 
+recall, learn = jax.jit(memories.recall, static_argnums=(5, 6)), jax.jit(memories.learn, static_argnums=6)
+
+
 def batch(count, weight=None):
     x = RNG.normal([1.0, -2.0], [2.0, 0.5], size=(count, 2)).astype(np.float32)
     y = RNG.normal(5, 3, size=count).astype(np.float32)
@@ -30,13 +33,13 @@ def remembered(count=40, rows=1000, **more):
     """A memory with one batch in it, and the batch."""
     memory = memories.start(rows, 2, jnp.float32)._replace(rounds=jnp.float32(1), typical=jnp.float32(1e6))
     one = batch(count, **more)
-    told = memories.recall(memory, SCALE, None, one.x, ERROR, rows, None)
-    return memories.learn(memory, told, one, SCALE, ERROR, jnp.array(True), rows), one
+    told = recall(memory, SCALE, None, one.x, ERROR, rows, None)
+    return learn(memory, told, one, SCALE, ERROR, jnp.array(True), rows), one
 
 
 def test_nothing_is_said_before_the_first_row():
     memory = memories.start(1000, 2, jnp.float32)
-    told = memories.recall(memory, SCALE, None, jnp.ones((3, 2)), ERROR, 1000, None)
+    told = recall(memory, SCALE, None, jnp.ones((3, 2)), ERROR, 1000, None)
     for part in told:
         assert not np.asarray(part).any()
 
@@ -46,7 +49,7 @@ def test_errors_and_targets_of_the_nearest_are_averaged(half_life):
     memory, rows = remembered(weight=RNG.uniform(0.5, 2, size=40))
     memory = memory._replace(clock=memory.clock + 50)  # rows that left no trace here
     z = RNG.normal(size=(5, 2)).astype(np.float32)
-    told = memories.recall(memory, SCALE, None, jnp.asarray(z), ERROR, 1000, half_life)
+    told = recall(memory, SCALE, None, jnp.asarray(z), ERROR, 1000, half_life)
     stored = (np.asarray(rows.x) - [1.0, -2.0]) / [2.0, 0.5]
     error, y = np.asarray(rows.target - rows.mean), np.asarray(rows.target)
     fade = 1.0 if half_life is None else 0.5
@@ -66,15 +69,15 @@ def test_errors_of_times_when_the_networks_were_worse_count_less():
     doubtful = memory._replace(facts=memory.facts.at[:, 2].multiply(half))
     sure = memory._replace(facts=memory.facts.at[::2, 3].set(0.01).at[:, 2].set(1.0))
     z = jnp.asarray(RNG.normal(size=(5, 2)), jnp.float32)
-    said = [memories.recall(m, SCALE, None, z, ERROR, 1000, None).error for m in (doubtful, sure)]
+    said = [recall(m, SCALE, None, z, ERROR, 1000, None).error for m in (doubtful, sure)]
     np.testing.assert_allclose(*said, rtol=2e-2, atol=1e-4)
 
 
 def test_padding_is_never_kept_and_teaches_nothing():
     memory, _ = remembered()
-    told = memories.recall(memory, SCALE, None, jnp.zeros((3, 2)), ERROR, 1000, None)
+    told = recall(memory, SCALE, None, jnp.zeros((3, 2)), ERROR, 1000, None)
     empty = batch(3, weight=np.zeros(3))._replace(x=jnp.full((3, 2), 7.0))
-    same = memories.learn(memory, told, empty, SCALE, ERROR, jnp.array(True), 1000)
+    same = learn(memory, told, empty, SCALE, ERROR, jnp.array(True), 1000)
     jax.tree.map(np.testing.assert_array_equal, same, memory)
 
 
@@ -83,8 +86,8 @@ def test_a_wild_target_is_kept_as_no_more_than_a_large_error():
     memory = memory._replace(typical=jnp.float32(0.3))  # of y: 0.1 standardised
     wild = batch(3)
     wild = wild._replace(target=wild.mean + jnp.asarray([100.0, -100.0, 0.01]))
-    told = memories.recall(memory, SCALE, None, jnp.zeros((3, 2)), ERROR, 1000, None)
-    after = memories.learn(memory, told, wild, SCALE, ERROR, jnp.array(True), 1000)
+    told = recall(memory, SCALE, None, jnp.zeros((3, 2)), ERROR, 1000, None)
+    after = learn(memory, told, wild, SCALE, ERROR, jnp.array(True), 1000)
     kept = np.asarray(after.facts)[40:43]
     bound = 3 * max(7.5 * 0.1, 0.5)
     np.testing.assert_allclose(kept[:, 1], [bound, -bound, 0.03], rtol=1e-4)
@@ -144,9 +147,10 @@ def test_labels_of_the_nearest_vote_and_those_of_the_last_fade():
     y, weight = RNG.integers(3, size=30), RNG.uniform(0.5, 2, size=30).astype(np.float32)
     weight[7] = 0
     memory = classes.start(100, 2, 3, jnp.float32)
-    memory = classes.learn(memory, *map(jnp.asarray, (x, y, weight)), jnp.zeros((30, 2)), 100)
+    memory = jax.jit(classes.learn, static_argnums=5)(memory, x, y, weight, np.zeros((30, 2), np.float32), 100)
     z = RNG.normal(size=(4, 2)).astype(np.float32)
-    p = np.exp(np.asarray(classes.recall(memory, lambda rows: rows, jnp.asarray(z), 100, None)))
+    voted = jax.jit(lambda memory, z: classes.recall(memory, lambda rows: rows, z, 100, None))(memory, z)
+    p = np.exp(np.asarray(voted))
     assert p.shape == (classes.MEMBERS, 4, 3)
     np.testing.assert_allclose(p.sum(-1), 1, rtol=1e-4)
     x, y, weight = (np.delete(a, 7, 0) for a in (x, y, weight))

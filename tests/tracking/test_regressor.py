@@ -30,21 +30,30 @@ def drawn(rows, seed=0, noise=0.1):
     return X * [1e3, 1e-4, 1] + [5e4, 0, -3], 70 * y + 500
 
 
+def stepped(state, X, y):
+    """Learn in batches of 20, by the step whose program all tests share; return the state, and what each step said."""
+    infos = []
+    for at in range(0, len(X), 20):
+        state, info = SMALL.step(KEY, state, opvi.batch((X[at : at + 20], y[at : at + 20])))
+        infos.append(info)
+    return state, jax.tree.map(lambda *each: np.stack(each), *infos)
+
+
 @pytest.fixture(scope="module")
 def learnt():
     X, y = drawn(1600)
-    state, history = opvi.run(SMALL, opvi.stream((X[:1500], y[:1500]), 20), KEY)
-    return state, history, X[1500:], y[1500:]
+    state, infos = stepped(SMALL.init(KEY), X[:1500], y[:1500])
+    return state, infos, X[1500:], y[1500:]
 
 
 def test_it_learns_raw_data_in_one_pass(learnt):
-    state, history, X, y = learnt
+    state, infos, X, y = learnt
     predictive = SMALL.predict(state, X)
     assert float(opvi.metrics.rmse(predictive, jnp.asarray(y, jnp.float32))) < 0.5 * y.std()
     # The reported scores were made before learning: they improve, in the units of y.
-    errors = np.sqrt(history.info.squared_error)
+    errors = np.sqrt(infos.squared_error)
     assert np.mean(errors[-20:]) < 0.6 * np.mean(errors[1:6])
-    assert np.mean(history.info.log_predictive[-20:]) > np.mean(history.info.log_predictive[5:15])
+    assert np.mean(infos.log_predictive[-20:]) > np.mean(infos.log_predictive[5:15])
     assert int(state.rows) == 1500
     assert finite(state)
 
@@ -58,7 +67,7 @@ def test_its_intervals_cover_as_often_as_they_say(learnt):
         rows = slice(start, start + 100)
         low, high = SMALL.predict(state, X[rows]).interval(0.9)
         covered.append(((np.asarray(low) <= y[rows]) & (y[rows] <= np.asarray(high))).mean())
-        state, _ = opvi.run(SMALL, opvi.stream((X[rows], y[rows]), 20), KEY, state=state)
+        state, _ = stepped(state, X[rows], y[rows])
     assert np.mean(covered) == pytest.approx(0.9, abs=5 * 0.3 / np.sqrt(1000))
 
 
@@ -67,7 +76,7 @@ def test_units_do_not_matter(learnt):
     X, y = drawn(300, seed=1)
     means = []
     for unit in (1.0, 1024.0):  # a power of two: float32 scales exactly
-        state, _ = opvi.run(SMALL, opvi.stream((X * unit, y / unit), 20), KEY)
+        state, _ = stepped(SMALL.init(KEY), X * unit, y / unit)
         means.append(np.asarray(SMALL.predict(state, X[:50] * unit).mean()) * unit)
     np.testing.assert_allclose(means[0], means[1], rtol=1e-3)
 
@@ -82,11 +91,13 @@ def test_predictions_of_a_batch_do_not_depend_on_its_company(learnt):
 
 def test_padding_does_not_count(learnt):
     state, _, X, y = learnt
-    plain, info = SMALL.step(KEY, state, opvi.batch((X[:20], y[:20])))
-    padded, same = SMALL.step(KEY, state, opvi.batch((X[:20], y[:20]), pad_to=32))
+    plain, info = SMALL.step(KEY, state, opvi.batch((X[:1], y[:1])))
+    padded, same = SMALL.step(KEY, state, opvi.batch((X[:1], y[:1]), pad_to=20))
+    assert not np.array_equal(plain.particles, state.particles)
     np.testing.assert_allclose(plain.particles, padded.particles, rtol=1e-3, atol=1e-5)
     np.testing.assert_allclose(info.log_predictive, same.log_predictive, rtol=1e-3)
-    assert int(plain.rows) == int(padded.rows) == 1520
+    np.testing.assert_allclose(plain.past.matrices, padded.past.matrices, rtol=1e-3, atol=1e-5)
+    assert int(plain.rows) == int(padded.rows) == 1501
     empty, _ = SMALL.step(KEY, state, opvi.batch((X[:20], y[:20]), weight=np.zeros(20)))
     np.testing.assert_array_equal(empty.particles, state.particles)
 
@@ -100,16 +111,6 @@ def test_large_batches_are_learnt_piece_by_piece():
         state, _ = opvi.run(SMALL, opvi.stream((X[:1920], y[:1920]), size), KEY)
         scores.append(float(opvi.metrics.rmse(SMALL.predict(state, X[1920:]), jnp.asarray(y[1920:], jnp.float32))))
     assert scores[1] == pytest.approx(scores[0], rel=0.1)
-
-
-def test_killed_and_resumed_it_has_the_same_bits():
-    X, y = drawn(400)
-    stream = opvi.stream((X, y), 20)
-    whole, _ = opvi.run(SMALL, stream, KEY)
-    half, _ = opvi.run(SMALL, stream, KEY, rounds=9)
-    resumed, _ = opvi.run(SMALL, stream.after(9), KEY, state=half)
-    for a, b in zip(jax.tree.leaves(whole), jax.tree.leaves(resumed), strict=True):
-        np.testing.assert_array_equal(a, b)
 
 
 @pytest.mark.parametrize("bad", [np.nan, np.inf, 1e30])
@@ -136,7 +137,7 @@ def test_one_outlier_moves_little(learnt):
 
 @settings(max_examples=25, deadline=None, derandomize=True)
 @given(
-    size=st.sampled_from([1, 20, 32]),
+    size=st.sampled_from([1, 20]),
     unit=st.sampled_from([1e-6, 1e-3, 1.0, 1e6]),
     shape=st.sampled_from(["plain", "constant feature", "duplicated rows", "constant target", "jumps"]),
     seed=st.integers(0, 10_000),

@@ -11,13 +11,14 @@ from opvi.tracking import _layers as layers
 from opvi.tracking import _scaling as scaling
 
 
+update = jax.jit(scaling.update)
+
+
 def seen(x, sizes, weight=None):
     moments, start = scaling.start(x.shape[1], jnp.float32), 0
     for size in sizes:
         piece = jnp.asarray(x[start : start + size], jnp.float32)
-        moments = scaling.update(
-            moments, piece, jnp.ones(len(piece)) if weight is None else weight[start : start + size]
-        )
+        moments = update(moments, piece, np.ones(len(piece), np.float32) if weight is None else weight[start:][:size])
         start += size
     return moments
 
@@ -58,7 +59,7 @@ def test_old_rows_fade():
     )
     moments = scaling.start(1, jnp.float32)
     for piece in x.astype(np.float32).reshape(-1, 20, 1):
-        moments = scaling.update(moments, jnp.asarray(piece), jnp.ones(20), memory=200.0)
+        moments = update(moments, piece, np.ones(20, np.float32), memory=200.0)
     assert float(moments.seen) == pytest.approx(200)
     assert float(moments.mean[0]) == pytest.approx(1, abs=0.01)
     assert float(scaling.scale_of(moments).sd[0]) == pytest.approx(0.1, rel=0.2)
@@ -75,9 +76,13 @@ def test_outputs_and_jacobian(hidden, kind):
     def plain(w):
         return MLP(network.sizes, act).apply(network.split(w), x)[:, 0]
 
-    mean, jacobian = layers.outputs(network, w, jnp.float32(kind), x)
-    np.testing.assert_allclose(mean, plain(w), rtol=1e-5, atol=1e-6)
-    np.testing.assert_allclose(jacobian, jax.jacobian(plain)(w), rtol=1e-4, atol=1e-6)
+    @jax.jit
+    def both(w):
+        return layers.outputs(network, w, jnp.float32(kind), x), (plain(w), jax.jacobian(plain)(w))
+
+    found, expected = both(w)
+    np.testing.assert_allclose(found[0], expected[0], rtol=1e-5, atol=1e-6)
+    np.testing.assert_allclose(found[1], expected[1], rtol=1e-4, atol=1e-6)
 
 
 OLD = scaling.Scale(jnp.array([1.0, -2.0, 0.0, 5.0]), jnp.array([2.0, 0.5, 1.0, 3.0]))
@@ -95,10 +100,16 @@ def test_in_new_units_the_network_is_the_same_function(hidden):
         z = scaling.standardise(scaling.Scale(scale.mean[:-1], scale.sd[:-1]), x)
         return layers.outputs(network, w, jnp.float32(layers.TANH), z)[0] * scale.sd[-1] + scale.mean[-1]
 
-    np.testing.assert_allclose(raw(NEW, layers.re_express(network, units, w)), raw(OLD, w), rtol=1e-4, atol=1e-4)
+    @jax.jit
+    def changed(w):
+        moved = raw(NEW, layers.re_express(network, units, w)), raw(OLD, w)
+        T = jax.vmap(lambda v: layers.change(network, units, v))(jnp.eye(network.dim)).T
+        return moved, (T @ w, layers.change(network, units, w))
+
+    moved, linear = changed(w)
+    np.testing.assert_allclose(*moved, rtol=1e-4, atol=1e-4)
     # The change is linear: applied to a basis it is the matrix that covariances go through.
-    T = jax.vmap(lambda v: layers.change(network, units, v))(jnp.eye(network.dim)).T
-    np.testing.assert_allclose(T @ w, layers.change(network, units, w), rtol=1e-4, atol=1e-5)
+    np.testing.assert_allclose(*linear, rtol=1e-4, atol=1e-5)
 
 
 @pytest.mark.parametrize("hidden", [(), (4,), (4, 3)])
@@ -109,13 +120,16 @@ def test_covariances_go_through_the_change_of_units_block_by_block(hidden, share
     d = network.dim
     blocks = within(*network.units, share * d * d)
     units = layers.between(OLD, NEW)
-    T = np.asarray(jax.jacobian(lambda w: layers.re_express(network, units, w))(jnp.zeros(d)), float)
+    T = np.asarray(
+        jax.jit(jax.jacobian(lambda w: layers.re_express(network, units, w)))(np.zeros(d, np.float32)), float
+    )
     root = np.random.default_rng(0).normal(size=(2, d, d))
     whole = root @ root.transpose(0, 2, 1)  # of two particles
     padded = np.zeros((2, d + 1, d + 1))
     padded[:, :d, :d] = whole
     given = np.stack([padded[:, order][:, :, order] for order in blocks.order], 1)
-    found = np.asarray(layers.covariances_in(network, blocks, units, jnp.asarray(given, jnp.float32)))
+    found = jax.jit(lambda given: layers.covariances_in(network, blocks, units, given))(given.astype(np.float32))
+    found = np.asarray(found)
     assert found.shape[1] == len(blocks.order)
     assert (len(blocks.order) == 1) == (share == 1)
     for k, order in enumerate(blocks.order):
