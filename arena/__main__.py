@@ -50,15 +50,17 @@ def arguments() -> argparse.Namespace:
     """Return the command line's options."""
     parser = argparse.ArgumentParser(prog="python -m arena", description=__doc__)
     parser.add_argument("--out", type=Path, default=Path("arena-output"), help="folder of cells and results")
-    parser.add_argument("--streams", action="append", default=[], help="only streams whose name contains this; repeat")
-    parser.add_argument("--methods", action="append", default=[], help="only methods whose name contains this; repeat")
+    parser.add_argument(
+        "--streams", action="append", default=[], help="only streams whose name contains this; may be repeated"
+    )
+    parser.add_argument(
+        "--methods", action="append", default=[], help="only methods whose name contains this; may be repeated"
+    )
     parser.add_argument("--seeds", type=at_least_1, default=3, help="seeds of every cell (3)")
     parser.add_argument("--jobs", type=at_least_1, default=1, help="processes at once (1)")
     parser.add_argument("--smoke", action="store_true", help="three streams, few rows, one seed: under a minute")
-    parser.add_argument("--fresh", action="store_true", help="play cells again that are already there")
-    parser.add_argument(
-        "--page-only", action="store_true", help="play nothing; write the page from the cells there are"
-    )
+    parser.add_argument("--fresh", action="store_true", help="run cells again that already exist")
+    parser.add_argument("--page-only", action="store_true", help="run nothing; write the page from the existing cells")
     parser.add_argument("--publish", action="store_true", help="copy the results into docs/ when done")
     return parser.parse_args()
 

@@ -29,7 +29,7 @@ def _read(file: Path) -> dict[str, Any]:
     try:
         return json.loads(file.read_text(encoding="utf-8"))
     except ValueError as error:
-        raise SystemExit(f"{file} is damaged ({error}). Delete it, and the cell is played again.") from None
+        raise SystemExit(f"{file} is damaged ({error}). Delete it to run the cell again.") from None
 
 
 def _rounded(value: float) -> float:

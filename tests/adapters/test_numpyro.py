@@ -412,7 +412,7 @@ REFUSED = {
     prior_from_data: "site 'mean' lies outside the data plate but depends on the rows",
     prior_from_count: "site 'mean' lies outside the data plate but depends on the rows",
     some_subsample: "plate 'rows' draws 20 of 50",
-    looks_at_values: "looks at the values of its data",
+    looks_at_values: "branches on the values of its data",
     broadcasts: r"site 'y' has values of shape \(2, 1\)",
     rows_by_rows: "site 'y' lies in 2 plates that follow the rows",
 }

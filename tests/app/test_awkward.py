@@ -129,7 +129,7 @@ def test_plus_and_minus_are_labels_not_gaps() -> None:
     [
         (Reading(decimal=";"), "decimal sign is ';'"),
         (Reading(thousands="x"), "between thousands is 'x'"),
-        (Reading(decimal=",", thousands=","), "cannot be the decimal sign and"),
+        (Reading(decimal=",", thousands=","), "cannot be both the decimal and"),
         (Reading(dates="dd.mm"), "dmy, mdy, ymd, or a pattern"),
     ],
 )

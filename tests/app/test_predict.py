@@ -74,7 +74,7 @@ def test_settings_that_are_not_the_run_s(run: RunDirectory, changes: dict, messa
 def test_no_checkpoint_and_no_whole_one_are_told_apart(run: RunDirectory) -> None:
     (path,) = (run.path / "checkpoints").glob("*.opvi")
     path.write_bytes(path.read_bytes()[:-1])
-    with pytest.raises(RunError, match=r"no checkpoint that is whole; the newest: .*000001\.opvi is damaged"):
+    with pytest.raises(RunError, match=r"no intact checkpoint; the newest: .*000001\.opvi is damaged"):
         learnt(run)
     path.unlink()
     with pytest.raises(RunError, match="no checkpoint yet"):

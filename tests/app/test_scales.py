@@ -162,4 +162,4 @@ def test_targets_that_do_not_count_are_refused(tmp_path, capsys):
     (tmp_path / "a.csv").write_text("x,y\n" + "".join(f"{i % 7},{i % 20 - 0.5}\n" for i in range(40)))
     words = ["learn", str(tmp_path / "a.csv"), "--target", "y", "--counts", "--run", str(tmp_path / "run")]
     assert main(words) == 1
-    assert "holds -0.5 among the first rows, so it does not count anything" in capsys.readouterr().err
+    assert "holds -0.5 among the first rows, so it is not a count" in capsys.readouterr().err

@@ -219,7 +219,7 @@ def test_answers_outlive_the_process_that_learns_and_nothing_is_lost(begun, tmp_
     logged = sum(entry.rows for entry in bench._entries(run))
     assert logged >= 70
     with bench.Server(run) as server:  # learns the log
-        assert f"{logged:,} rows of the log were not in the checkpoint: learnt.\n" in server.said
+        assert f"{logged:,} rows of the log were not in the checkpoint; they are learnt now.\n" in server.said
         _, learner = bench.family(server.process.pid)
         server.process.kill()
         server.process.wait()

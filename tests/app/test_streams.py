@@ -272,10 +272,10 @@ def test_a_broker_that_stays_away_ends_the_run_with_a_word(broker, payloads, tmp
         if broker.process.poll() is None:
             broker.kill()
 
-    with pytest.raises(TableError, match=r"has been gone for 0.5 seconds .* resume with --resume"):
+    with pytest.raises(TableError, match=r"has been unreachable for 0.5 seconds .* resume with --resume"):
         learn(url, tmp_path / "run", show=show, first_rows=100)
     assert int(learnt(RunDirectory(tmp_path / "run")).tree["state"].rows) > 0
-    assert "is gone" in capsys.readouterr().err
+    assert "is unreachable" in capsys.readouterr().err
 
 
 # --- Kafka --------------------------------------------------------------------------------------

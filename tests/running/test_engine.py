@@ -271,7 +271,7 @@ def test_an_engine_resumes_from_a_state(sampler, rows, whole):
 
 def test_whole_numbers_that_do_not_fit_are_refused():
     """2**40 and 2**40 + 1 would be the classes 0 and 1."""
-    with pytest.raises(ValueError, match="from 1099511627776 to 1099511627777, which JAX would cut to 32 bits"):
+    with pytest.raises(ValueError, match="from 1099511627776 to 1099511627777, which JAX would truncate to 32 bits"):
         as_rows(np.array([2**40, 2**40 + 1]), np.dtype("float32"))
     assert as_rows(np.array([0, 2**31 - 1]), np.dtype("float32")).dtype == np.int32
 

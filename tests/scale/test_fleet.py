@@ -595,7 +595,7 @@ def test_bad_samplers_are_named():
         def init(self, key, *particles):
             return self.sampler.init(key, *particles) if jax.random.uniform(key) > 0 else None
 
-    with pytest.raises(TypeError, match="`init` looks at values"):
+    with pytest.raises(TypeError, match="`init` depends on values"):
         opvi.Fleet(Looking(LANGEVIN), 0)
     with pytest.raises(TypeError, match="`key` is 'a'"):
         opvi.Fleet(LANGEVIN, "a")

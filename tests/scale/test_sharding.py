@@ -126,7 +126,7 @@ def test_equal_sharded_samplers_share_their_program():
 
 
 def test_a_mesh_that_does_not_fit_is_refused():
-    with pytest.raises(ValueError, match=r"mesh of 3 × 1 devices was asked for, but there are 1.*device_count=3"):
+    with pytest.raises(ValueError, match=r"mesh of 3 × 1 devices was requested, but there are 1.*device_count=3"):
         opvi.scale.mesh(3)
     with pytest.raises(ValueError, match=r"`particles` and `data` are 0 and 1, but must be whole"):
         opvi.scale.mesh(0)

@@ -94,7 +94,7 @@ def _to_support(site: Site) -> Any:
         return dist.biject_to(site["fn"].support)
     except NotImplementedError:
         raise TypeError(
-            f"site '{site['name']}' has the support {site['fn'].support}, to which NumPyro knows no way from the real "
+            f"site '{site['name']}' has the support {site['fn'].support}, to which NumPyro has no map from the real "
             "numbers. Write it as a transformation of a site that has one."
         ) from None
 
@@ -214,7 +214,7 @@ def layouts(model: Model, example: Data, rows: int) -> dict[str, _Layout]:
         for name, site in sites.items():
             if site["type"] in ("param", "mutable") and jax.tree.leaves(site["value"]):
                 raise TypeError(
-                    f"site '{name}' is a `numpyro.{site['type']}`, but all that is learnt needs a prior: use "
+                    f"site '{name}' is a `numpyro.{site['type']}`, but everything that is learnt needs a prior: use "
                     "`numpyro.sample`, and close over what is fixed. (`LocScaleReparam` needs a fixed `centered`.)"
                 )
             if site["type"] in ("sample", "deterministic"):
@@ -226,8 +226,8 @@ def layouts(model: Model, example: Data, rows: int) -> dict[str, _Layout]:
         jax.eval_shape(look, spec)
     except TRACED as error:
         raise TypeError(
-            "the model looks at the values of its data to decide what to do, but they are known only once it is "
-            f"compiled. Sizes and choices must not depend on them: close over such numbers. ({error})"
+            "the model branches on the values of its data, which are not known when it is compiled. "
+            f"Sizes and choices must not depend on them: close over such numbers. ({error})"
         ) from error
     return out
 
@@ -268,12 +268,12 @@ def data_plates(few: dict[str, _Layout], more: dict[str, _Layout]) -> set[str]:
             plates.add(_bare(name))
         elif count == 0 and name in follows:
             raise ValueError(
-                f"site '{name}' follows the rows, but lies in no plate that does, so that its log density cannot be "
+                f"site '{name}' follows the rows, but lies in no plate that does, so its log density cannot be "
                 f"split by rows. Put it into a data plate: `with numpyro.plate('rows', len(y)):`."
             )
     if not any(site["type"] == "sample" and site["is_observed"] and within(site, plates) for site in sites.values()):
         raise ValueError(
-            "the model has no observed site inside a plate that follows the rows, so that there is nothing to learn "
+            "the model has no observed site inside a plate that follows the rows, so there is nothing to learn "
             f"from (its sites: {', '.join(sites) or 'none'}). Observe the batch in a data plate: "
             "`with numpyro.plate('rows', len(y)): numpyro.sample('y', …, obs=y)`."
         )

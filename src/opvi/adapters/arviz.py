@@ -175,7 +175,7 @@ def _posterior(target: Target | None, particles: Particles) -> Group:
     if particles.shape[1] != target.dim:
         raise ValueError(
             f"`state` has particles of {particles.shape[1]} numbers, but the target has {target.dim} parameters. "
-            "Give the sampler that the state is of, or its target."
+            "Give the sampler that made the state, or its target."
         )
     if hasattr(target, "constrain"):  # of a NumPyro model
         return target.constrain(particles)

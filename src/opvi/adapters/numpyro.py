@@ -121,7 +121,7 @@ def _examined(model: Model, example: Data) -> "_Program":
     local = [name for name, site in sites.items() if is_latent(site) and within(site, plates)]
     latent = [name for name, site in sites.items() if is_latent(site) and name not in local]
     if not latent:
-        raise ValueError("the model has no latent site, so that there is nothing to infer.")
+        raise ValueError("the model has no latent site, so there is nothing to infer.")
     known = {name for name, site in sites.items() if site["type"] == "deterministic"} & fixed
     inside = [name for name, site in sites.items() if site["type"] == "sample" and within(site, plates)]
     seen = [name for name in inside if name not in local]

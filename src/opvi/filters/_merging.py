@@ -62,12 +62,12 @@ def prior_of(sampler: Sampler, inputs: Tree = None) -> Natural:
     if inputs is None and target.architecture is not None:
         inputs = np.zeros((1, target.architecture.mlp.sizes[0]), np.float32)
     if inputs is None:
-        raise ValueError("this target's outputs are its own affair: give some rows of `inputs` to try them on.")
+        raise ValueError("the outputs of this target are unknown: give some rows of `inputs` to evaluate them.")
     regression = isinstance(distribution(target, jnp.zeros(target.dim), inputs), Normal)
     if prior is None or not regression or not linear_outputs(target, inputs):
         raise TypeError(
             "this target is not a linear model with a Gaussian prior and Gaussian noise, so its posterior is not a "
-            "Gaussian, and nothing exact can be done to it. `opvi.linear_regression` is one."
+            "Gaussian and cannot be computed exactly. `opvi.linear_regression` is one."
         )
     return gaussian(prior.mean, np.diag(prior.variance) if prior.covariance is None else prior.covariance)
 

@@ -129,7 +129,7 @@ def _of_quadratics(statistics: Callable[[np.ndarray], Quadratic], prior: Quadrat
             best = np.linalg.solve(f.H, f.h[..., None])
         except np.linalg.LinAlgError:
             raise ValueError(
-                "the cost of a round has no single minimiser: its Hessian is singular, and the prior weighs nothing. "
+                "the cost of a round has no single minimiser: its Hessian is singular, and the prior has no weight. "
                 "Give more rows, or a prior weight above 0."
             ) from None
         return best[..., 0], np.linalg.norm((f.H @ best)[..., 0] - f.h, axis=1)
@@ -156,7 +156,7 @@ def pool(
         tolerance: norm of the gradient of $f_t$ at which the solver stops.
     """
     if not tolerance > 0:
-        raise ValueError(f"`tolerance` is {tolerance!r}, but the norm of a gradient must be allowed to be above 0.")
+        raise ValueError(f"`tolerance` is {tolerance!r}, but must be greater than 0.")
     data, _ = without_bad_rows(jax.tree.map(np.asarray, data), "raise")
     rows = row_count(data)
     if rows == 0:

@@ -97,7 +97,7 @@ def read(path: Path) -> Tree:
 def unpacked(data: bytes, path: Path) -> Tree:
     """Return the plain data in the bytes of a checkpoint; `path` says where they come from."""
     if len(data) < HEADER.size or not data.startswith(MAGIC):
-        raise CheckpointError(f"{path} is not an opvi checkpoint, or only the beginning of one. It was not read.")
+        raise CheckpointError(f"{path} is not an opvi checkpoint, or a truncated one. It was not read.")
     _, version, digest, size = HEADER.unpack_from(data)
     if version > VERSION:
         raise CheckpointError(
@@ -227,7 +227,7 @@ def _dtype(name: str) -> np.dtype:
 def _distinct(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     found = dict(pairs)
     if len(found) < len(pairs):
-        raise ValueError("a name stands twice in a dictionary")
+        raise ValueError("a name occurs twice in a dictionary")
     return found
 
 

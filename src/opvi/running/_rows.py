@@ -99,8 +99,8 @@ def as_rows(data: Data, dtype: np.dtype) -> Data:
         whole = a.dtype.kind in "iu" and kind.itemsize < a.dtype.itemsize and a.size
         if whole and not (np.iinfo(kind).min <= a.min() and a.max() <= np.iinfo(kind).max):
             raise ValueError(
-                f"data has whole numbers from {a.min()} to {a.max()}, which JAX would cut to 32 bits and so take for "
-                "others. Number the classes from 0, make the numbers floats, or switch long ones on: "
+                f"data has whole numbers from {a.min()} to {a.max()}, which JAX would truncate to 32 "
+                "bits and so confuse. Number the classes from 0, make the numbers floats, or enable 64 bits: "
                 "`jax.config.update('jax_enable_x64', True)`."
             )
         return a.astype(kind, copy=False)

@@ -35,11 +35,13 @@ def mesh(particles: int | None = None, data: int = 1, *, devices: Sequence[jax.D
     """
     found = list(jax.devices() if devices is None else devices)
     if not all(isinstance(parts, int) and parts > 0 for parts in (1 if particles is None else particles, data)):
-        raise ValueError(f"`particles` and `data` are {particles!r} and {data!r}, but must be whole numbers from 1 on.")
+        raise ValueError(
+            f"`particles` and `data` are {particles!r} and {data!r}, but must be whole numbers of at least 1."
+        )
     across = len(found) // data if particles is None else particles
     if not 0 < across * data <= len(found):
         raise ValueError(
-            f"a mesh of {max(across, 1)} × {data} devices was asked for, but there are {len(found)}. On a CPU, set "
+            f"a mesh of {max(across, 1)} × {data} devices was requested, but there are {len(found)}. On a CPU, set "
             f"XLA_FLAGS=--xla_force_host_platform_device_count={max(across, 1) * data} before JAX starts."
         )
     # Rows are cut by the outer axis, so that every process holds rows that follow one another.
@@ -192,7 +194,7 @@ def _warn_of_few_threads(mesh: Mesh) -> None:
     if mesh.devices.flat[0].platform == "cpu" and devices > 1 and threads < 2 * devices:
         warnings.warn(
             f"{devices} devices of this process's CPU share {threads} threads, and samplers that solve linear systems "
-            f"may then stop for ever. Set NPROC={2 * devices} before JAX starts, or start a process for each device.",
+            f"may then hang forever. Set NPROC={2 * devices} before JAX starts, or start a process for each device.",
             RuntimeWarning,
             stacklevel=3,
         )

@@ -244,7 +244,9 @@ def classifier(
     if features < 1 or classes < 2:
         raise ValueError(f"`features` and `classes` are {features} and {classes}; at least 1 and 2 are needed.")
     if half_life is not None and not half_life > 0:
-        raise ValueError(f"`half_life` is {half_life}, but must be greater than 0 rows, or None to find out.")
+        raise ValueError(
+            f"`half_life` is {half_life}, but must be greater than 0 rows, or None to determine it online."
+        )
     widths = checked_widths(hidden)
     if not widths and linear is False:
         raise ValueError("`hidden` is () and `linear` is False, which leaves no model. Give `hidden=(100,)`, say.")
@@ -259,7 +261,9 @@ def classifier(
 def _share(particles: Start, groups: int) -> int:
     """Return the number of particles of each group."""
     if not isinstance(particles, int) or particles < groups or particles % groups:
-        raise ValueError(f"`particles` is {particles!r}, but must be a multiple of {groups}: as many for each tracker.")
+        raise ValueError(
+            f"`particles` is {particles!r}, but must be a multiple of {groups}: the same number for each tracker."
+        )
     return particles // groups
 
 

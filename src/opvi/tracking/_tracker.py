@@ -109,8 +109,8 @@ def _choose(
         return calibrated(replace(filtered, eased=True), target, particles=n, about=about)
     if half_life is not None:
         raise ValueError(
-            f"`half_life` is {half_life}, but the first-order sampler that suits this target has no memory to fade "
-            "beyond its step; leave it out."
+            f"`half_life` is {half_life}, but the first-order sampler that suits this target has no memory that "
+            "could fade; leave it out."
         )
     kept = f" and a reservoir of {memory_rows} rows, as asked for" if memory_rows else ""
     why = "" if memory_rows else f": {d} parameters, and no Gaussian prior with a distribution head to linearise"

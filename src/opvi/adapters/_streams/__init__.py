@@ -50,7 +50,7 @@ def open_stream(url: str, cursor: Cursor | None = None, fingerprint: str | None 
             return postgresql(url, place, fingerprint)
     except ImportError as error:
         raise TableError(str(error)) from None
-    raise TableError(f"{named(url)}: {scheme}:// is not known. Known are {', '.join(f'{s}://' for s in SCHEMES)}.")
+    raise TableError(f"{named(url)}: {scheme}:// is not known. Known schemes: {', '.join(f'{s}://' for s in SCHEMES)}.")
 
 
 def open_publisher(url: str, run: str) -> "Publisher":

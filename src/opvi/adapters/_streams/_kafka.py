@@ -67,13 +67,13 @@ class Kafka(MessageSource):
         try:
             topic = self._consumer.list_topics(self._topic, timeout=CONNECT).topics[self._topic]
             if topic.error is not None:
-                raise TableError(f"{self.name}: {topic.error.str()}. Make the topic, or mend the address.")
+                raise TableError(f"{self.name}: {topic.error.str()}. Create the topic, or fix the address.")
             for number in topic.partitions:
                 low, high = self._consumer.get_watermark_offsets(TopicPartition(self._topic, number), timeout=CONNECT)
                 if not low <= offsets.setdefault(number, low) <= high:
                     raise SourceChangedError(
                         f"{self.name}: partition {number} holds the offsets {low:,} to {high:,}, but the next one to "
-                        f"learn is {offsets[number]:,}. Bring the messages back, or begin a new run: `--run DIR`."
+                        f"learn is {offsets[number]:,}. Restore the messages, or begin a new run: `--run DIR`."
                     )
         except KafkaException as error:
             raise TableError(f"{self.name} does not answer: {error.args[0].str()}. Is it running?") from None

@@ -83,7 +83,7 @@ class Gone:
     def back(self) -> None:
         """Note that the broker is reachable again."""
         if self._since is not None:
-            print(f"opvi: {self._name} is there again.", file=sys.stderr)
+            print(f"opvi: {self._name} is reachable again.", file=sys.stderr)
         self._since, self._wait = None, SHORTEST
 
     def pause(self, why: str) -> float:
@@ -91,11 +91,11 @@ class Gone:
         now = time.monotonic()
         if self._since is None:
             self._since = now
-            print(f"opvi: {self._name} is gone ({why}). Trying again.", file=sys.stderr)
+            print(f"opvi: {self._name} is unreachable ({why}). Trying again.", file=sys.stderr)
         if now - self._since > self._patience:
             raise TableError(
-                f"{self._name} has been gone for {self._patience:g} seconds ({why}). What was learnt is saved. Bring "
-                "it back, then resume with --resume."
+                f"{self._name} has been unreachable for {self._patience:g} seconds ({why}). What was "
+                "learnt is saved. Restart it, then resume with --resume."
             )
         self._wait = min(LONGEST, 2 * self._wait)
         return self._wait

@@ -122,7 +122,7 @@ class Nats(MessageSource):
         if changed or info.state.last_seq < self._position:
             raise SourceChangedError(
                 f"{self.name} is not the stream that was learnt from: that was {self._known}, up to message "
-                f"{self._position:,}. Bring it back, or begin a new run: `--run DIR`."
+                f"{self._position:,}. Restore it, or begin a new run: `--run DIR`."
             )
         if self._position and info.state.first_seq > self._position + 1 and not self.notes:
             self.notes.append(

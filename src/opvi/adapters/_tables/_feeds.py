@@ -77,11 +77,11 @@ class Feed:
 
     def _read(self, count: int) -> bytes:
         if self._file < 0:
-            raise TableError(f"{self.name} was closed. Open it anew.")
+            raise TableError(f"{self.name} was closed. Open it again.")
         try:
             out = os.read(self._file, count)
         except OSError as error:
-            raise TableError(f"{self.name} cannot be read on ({_why(error)}).") from None
+            raise TableError(f"{self.name} cannot be read further ({_why(error)}).") from None
         self.position += len(out)
         return out
 

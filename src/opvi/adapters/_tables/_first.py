@@ -41,14 +41,14 @@ class Reading(NamedTuple):
             raise TableError(f"the decimal sign is {quoted(str(self.decimal))}, but must be `.` or `,`.")
         if self.thousands not in (None, *THOUSANDS):
             raise TableError(
-                f"the sign between thousands is {quoted(str(self.thousands))}, but must be a comma, a point, a space, "
+                f"the thousands separator is {quoted(str(self.thousands))}, but must be a comma, a point, a space, "
                 "an apostrophe or nothing."
             )
         if self.decimal == self.thousands is not None:
-            raise TableError(f"{quoted(str(self.decimal))} cannot be the decimal sign and stand between thousands.")
+            raise TableError(f"{quoted(str(self.decimal))} cannot be both the decimal and the thousands separator.")
         if self.dates is not None and self.dates not in ORDERS and "%" not in self.dates:
             raise TableError(
-                f"the form of dates is {quoted(self.dates)}, but must be dmy, mdy, ymd, or a pattern like %d.%m.%Y."
+                f"the date format is {quoted(self.dates)}, but must be dmy, mdy, ymd, or a pattern like %d.%m.%Y."
             )
         return self._replace(na=tuple(word.strip().lower() for word in self.na))
 

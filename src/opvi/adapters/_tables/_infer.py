@@ -158,7 +158,7 @@ def _check_positive(first: First, task: str, counts: bool) -> None:
     if counts and (low < 0 or (data != np.floor(data)).any()):
         odd = float(data[(data < 0) | (data != np.floor(data))][0])
         raise TableError(
-            f"the target {quoted(first.name)} holds {odd:g} among the first rows, so it does not count anything. Learn "
+            f"the target {quoted(first.name)} holds {odd:g} among the first rows, so it is not a count. Learn "
             "it as it is, or with --positive."
         )
     if not counts and low < SMALLEST_POSITIVE:

@@ -138,7 +138,7 @@ def as_row(found: object, escaped: bool) -> dict[str, object]:
         escaped: whether characters are written as escapes, which may contain lone surrogates.
     """
     if type(found) is not dict:
-        raise BadLineError('valid JSON, but no object: a row is written {"column": value, ...}')
+        raise BadLineError('valid JSON, but not an object: a row is written {"column": value, ...}')
     if len(found) > MOST_COLUMNS:
         raise BadLineError(f"{len(found):,} keys, but a row has at most {MOST_COLUMNS:,}")
     if escaped:
@@ -153,7 +153,7 @@ def _refuse_surrogates(row: dict[str, object]) -> None:
             name.encode()
             _ = value.encode() if type(value) is str else b""
         except UnicodeEncodeError:
-            raise BadLineError("an escape that is half of a character (a surrogate)") from None
+            raise BadLineError("an escape that is a lone surrogate") from None
 
 
 def distinct(pairs: list[tuple[str, object]]) -> dict[str, object]:
@@ -161,7 +161,7 @@ def distinct(pairs: list[tuple[str, object]]) -> dict[str, object]:
     out = dict(pairs)
     if len(out) < len(pairs):
         twice = Counter(name for name, _ in pairs).most_common(1)[0][0]
-        raise BadLineError(f"the key {quoted(twice)} stands there twice")
+        raise BadLineError(f"the key {quoted(twice)} occurs twice")
     return out
 
 

@@ -45,8 +45,8 @@ def whole_lines(pieces: Iterable[bytes]) -> Iterator[bytes | str]:
             passed += start or len(piece)
             if passed > LONGEST_LINE:
                 raise TableError(
-                    f"a line has more than {LONGEST_LINE >> 20} MiB, so this is not a table of rows and not read "
-                    "on. Look for a file that was damaged, or packed twice."
+                    f"a line has more than {LONGEST_LINE >> 20} MiB, so this is not a table of rows, and "
+                    "reading stopped. Look for a file that was damaged, or compressed twice."
                 )
             if not start:
                 continue

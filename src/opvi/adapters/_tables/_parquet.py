@@ -113,7 +113,7 @@ class Parquet(Reader):
                     out.update(piece)
                     begin += len(piece)
         except OSError as error:
-            raise TableError(f"{self.feed.name} cannot be read on ({error.strerror}).") from None
+            raise TableError(f"{self.feed.name} cannot be read further ({error.strerror}).") from None
         return out.digest()
 
     def _end(self, group: int) -> int:

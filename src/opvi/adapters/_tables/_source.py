@@ -138,8 +138,8 @@ class Source:
             short = found.row < skip
             raise SourceChangedError(
                 f"{self.name} has changed: {skip:,} rows of it were learnt, "
-                f"{f'but now it has {found.row:,}' if short else 'but they are not its first rows now'}. Give the old "
-                "one back; or learn from it as it is now under another name, or in another run (`--run DIR`)."
+                f"{f'but now it has {found.row:,}' if short else 'but they are not its first rows now'}. Restore "
+                "the old file, or learn from the new one under another name or in another run (`--run DIR`)."
             )
 
     def _whole(self, skip: int, columns: list[str] | None) -> Iterator[Block]:
@@ -176,7 +176,7 @@ class Source:
             if bad > MOST_BAD or text > MOST_BAD_TEXT:
                 raise TableError(
                     f"{self.name}: the last {bad:,} rows, up to row {block.first + block.rows:,}, are all malformed, "
-                    f"so it is not read on. The last one: {block.malformed[-1].reason}. Look for a quote that is "
+                    f"so reading stopped. The last one: {block.malformed[-1].reason}. Look for a quote that is "
                     "opened and not closed, or for another file joined to this one."
                 )
             yield block
@@ -228,7 +228,9 @@ def _reader(feed: Feed, format: str | None) -> Reader:
         if feed.pipe:
             raise TableError(f"{feed.name} is Parquet in a pipe, but Parquet is read from a file. Save it first.")
         if feed.peek(4).startswith((GZIP, ZSTD)):
-            raise TableError(f"{feed.name} is compressed from outside; Parquet compresses within. Decompress it first.")
+            raise TableError(
+                f"{feed.name} is a compressed Parquet file, but Parquet compresses internally. Decompress it first."
+            )
         return Parquet(feed)
     pieces = feed.pieces()
     if format is None:
@@ -248,7 +250,7 @@ def _by_name(path: str) -> str:
     if ending not in ENDINGS:
         raise TableError(
             f"{path} ends in {quoted(ending)}, which names no format. Known endings: {', '.join(ENDINGS)}, each also "
-            f"with .gz or .zst. Rename the file, or say which it is: {', '.join(FORMATS)}."
+            f"with .gz or .zst. Rename the file, or name the format: {', '.join(FORMATS)}."
         )
     return ENDINGS[ending]
 

@@ -218,7 +218,7 @@ class OnlineEstimator(BaseEstimator):
                     fed = self._engine.feed(data, weight[rows], last=True)
                     if fed is not None and not fed.info.finite.all():
                         warnings.warn(
-                            "an update was not finite, so some rows taught nothing. The data may be extreme: look at "
+                            "an update was not finite, so some rows were not learnt. The data may be extreme: look at "
                             "their largest values and weights.",
                             RuntimeWarning,
                             stacklevel=3,

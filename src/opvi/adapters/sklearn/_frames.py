@@ -99,5 +99,5 @@ def encoded(X: Any, schema: "Schema") -> np.ndarray:
     out = schema.encode(block, with_target=False)
     if out.rejected:
         one = out.rejected[0]
-        raise ValueError(f"row {one.row} of X: {one.reason}. Mend it, or make it a gap (None or NaN).")
+        raise ValueError(f"row {one.row} of X: {one.reason}. Fix it, or make it a gap (None or NaN).")
     return out.x

@@ -16,7 +16,7 @@ INTERRUPTED = 130  # what a shell reports for a command stopped by Ctrl-C
 def parser() -> argparse.ArgumentParser:
     """Return the parser of all commands. Each sets `handler`, a function from the options to the exit status."""
     out = argparse.ArgumentParser(prog="opvi", description="Online Bayesian inference with particles.")
-    out.add_argument("--version", action="store_true", help="print the version and end")
+    out.add_argument("--version", action="store_true", help="print the version and exit")
     commands = out.add_subparsers(title="commands", metavar="COMMAND")
     for add in (add_learn, add_predict, add_report, add_serve):
         add(commands)

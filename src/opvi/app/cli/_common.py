@@ -83,5 +83,5 @@ def explained(folder: Path) -> Iterator[None]:
     except OSError as error:
         where = error.filename or folder
         raise CommandError(
-            f"{where}: {error.strerror or error}. Choose another place or mend its permissions."
+            f"{where}: {error.strerror or error}. Choose another place or fix its permissions."
         ) from None

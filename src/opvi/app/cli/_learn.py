@@ -40,7 +40,7 @@ def add_learn(commands: Commands) -> None:
         help="CSV, TSV, JSON lines or Parquet, plain, .gz or .zst; - reads a pipe; nats://, kafka://, sqlite://, postgresql://",
     )
     command.add_argument(
-        "--target", action="append", metavar="COL", help="the column to predict; several times: a run for each"
+        "--target", action="append", metavar="COL", help="the column to predict; may be repeated, with one run for each"
     )
     command.add_argument("--task", choices=("auto", "regression", "classification"))
     command.add_argument("--run", type=Path, metavar="DIR", help="folder of the run (default: SOURCE's name + .run)")
@@ -62,18 +62,24 @@ def add_learn(commands: Commands) -> None:
         "--half-life",
         type=above_zero,
         metavar="ROWS",
-        help="older rows count half; determined from the data if omitted",
+        help="rows after which a row counts half; determined from the data if omitted",
     )
-    command.add_argument("--memory-rows", type=between(0, 10**7), metavar="N", help="rows kept to learn from again")
+    command.add_argument(
+        "--memory-rows", type=between(0, 10**7), metavar="N", help="how many rows to keep and learn from again"
+    )
     command.add_argument(
         "--neighbour-rows",
         type=between(0, 10**7),
         metavar="N",
-        help="rows kept to predict by the nearest of them; 0: none",
+        help="rows kept for nearest-neighbour predictions; 0 for none",
     )
-    command.add_argument("--seed", type=between(0, 2**32 - 1), metavar="N", help="of random numbers (default: 0)")
+    command.add_argument("--seed", type=between(0, 2**32 - 1), metavar="N", help="seed of random numbers (default: 0)")
     command.add_argument(
-        "--save-every", type=above_zero, default=30.0, metavar="SECONDS", help="between checkpoints (default: 30)"
+        "--save-every",
+        type=above_zero,
+        default=30.0,
+        metavar="SECONDS",
+        help="seconds between checkpoints (default: 30)",
     )
     command.add_argument(
         "--watch",
@@ -101,7 +107,7 @@ def _add_spelling(command: argparse.ArgumentParser) -> None:
     """Add the options on how values are written and what kind of number the target is."""
     command.add_argument("--decimal", choices=(".", ","), help="the decimal sign; determined from the data if omitted")
     command.add_argument(
-        "--thousands", metavar="SIGN", help="between thousands: a comma, a point, a space, ' or '' for none"
+        "--thousands", metavar="SIGN", help="the thousands separator: a comma, a point, a space, ' or '' for none"
     )
     command.add_argument("--date-format", metavar="FORM", help="dmy, mdy, ymd, or a pattern such as %%d.%%m.%%Y")
     command.add_argument("--na", metavar="WORD,…", help="more words for a missing value, such as -999,unknown")

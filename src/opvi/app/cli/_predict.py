@@ -13,7 +13,7 @@ def add_predict(commands: Commands) -> None:
     """Add `opvi predict`: predictions of a run."""
     command = commands.add_parser(
         "predict",
-        help="predict with what a run has learnt",
+        help="predict with a trained run",
         description="One line for every row of SOURCE: mean, sd and quantiles, or the label and all probabilities. A "
         "row that breaks the schema has gaps.",
     )
@@ -25,7 +25,10 @@ def add_predict(commands: Commands) -> None:
     command.add_argument("--out-format", choices=("csv", "jsonl", "parquet"), help="determined by the name if omitted")
     command.add_argument("--format", choices=("csv", "tsv", "jsonl", "parquet"), help="of SOURCE")
     command.add_argument(
-        "--quantiles", default="0.05,0.5,0.95", metavar="Q,Q,…", help="of a regression (default: 0.05,0.5,0.95)"
+        "--quantiles",
+        default="0.05,0.5,0.95",
+        metavar="Q,Q,…",
+        help="quantile levels of a regression (default: 0.05,0.5,0.95)",
     )
     command.set_defaults(handler=predict)
 

@@ -22,12 +22,12 @@ def add_serve(commands: Commands) -> None:
         "/metrics is for Prometheus, and / is the report, live. Rows are on the disk before they are acknowledged.",
     )
     command.add_argument("run", type=Path, metavar="RUN", help="the folder of a run")
-    command.add_argument("--name", help="of the model in /v2 (default: the folder's name without .run)")
+    command.add_argument("--name", help="name of the model in /v2 (default: the folder's name without .run)")
     command.add_argument("--host", default="127.0.0.1", help="address to listen on (default: this computer only)")
-    command.add_argument("--port", type=between(0, 65535), default=8000, help="0 takes any that is free")
-    command.add_argument("--token-file", type=Path, metavar="FILE", help="clients must show the token in this file")
+    command.add_argument("--port", type=between(0, 65535), default=8000, help="the port; 0 picks a free one")
+    command.add_argument("--token-file", type=Path, metavar="FILE", help="clients must present the token in this file")
     command.add_argument(
-        "--allow-host", action="append", default=[], metavar="NAME", help="a name of this server; * allows any"
+        "--allow-host", action="append", default=[], metavar="NAME", help="a host name of this server; * allows any"
     )
     who = command.add_mutually_exclusive_group()
     who.add_argument("--readonly", action="store_true", help="follow a run that another process writes")
@@ -37,11 +37,21 @@ def add_serve(commands: Commands) -> None:
         help="learn in the server's process: half the memory, but learning delays answers",
     )
     command.add_argument(
-        "--backlog", type=positive, default=100_000, metavar="ROWS", help="that may wait to be learnt; more get 429"
+        "--backlog",
+        type=positive,
+        default=100_000,
+        metavar="ROWS",
+        help="how many rows may wait to be learnt; more get 429",
     )
-    command.add_argument("--max-body", type=positive, default=8, metavar="MIB", help="of a request (default: 8)")
     command.add_argument(
-        "--save-every", type=above_zero, default=30.0, metavar="SECONDS", help="between checkpoints (default: 30)"
+        "--max-body", type=positive, default=8, metavar="MIB", help="largest size of a request in MiB (default: 8)"
+    )
+    command.add_argument(
+        "--save-every",
+        type=above_zero,
+        default=30.0,
+        metavar="SECONDS",
+        help="seconds between checkpoints (default: 30)",
     )
     for name in TLS:
         command.add_argument(f"--{name.replace('_', '-')}", metavar="FILE" if "word" not in name else "WORD")
@@ -62,8 +72,8 @@ def serve(options: argparse.Namespace) -> int:
     token = _token(options.token_file) if options.token_file else None
     if token is None and not _is_loopback(options.host):
         raise CommandError(
-            f"`--host {options.host}` can be reached from other computers, so clients must show a token: write one to "
-            "a file that only you can read, and name it with --token-file FILE."
+            f"`--host {options.host}` can be reached from other computers, so clients must present a token: write one "
+            "to a file that only you can read, and name it with --token-file FILE."
         )
     tls = {name: value for name in TLS if (value := getattr(options, name)) is not None}
     if tls and not {"ssl_certfile", "ssl_keyfile"} <= set(tls):

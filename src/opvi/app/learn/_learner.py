@@ -98,8 +98,8 @@ class Learner:
         except OSError as error:
             raise RunError(
                 f"{self.run.path} could not be written to: {error.strerror or error}. "
-                f"{'Its last checkpoint is as it was' if self.saves else 'It holds no checkpoint yet'}. Make room or "
-                "mend the permissions, then resume with --resume."
+                f"{'Its last checkpoint is as it was' if self.saves else 'It holds no checkpoint yet'}. Free "
+                "some space or fix the permissions, then resume with --resume."
             ) from error
 
     def tree(self) -> Json:
@@ -131,7 +131,7 @@ class Learner:
             if not describes(tree["about"], self.begun, self.settings):
                 raise RunError(
                     f"{self.run.path / 'run.json'} describes other columns or another model than the checkpoints were "
-                    "saved with. Bring the old one back."
+                    "saved with. Restore the old one."
                 )
             self.schema, self.room = later(self.begun, tree)
             if self.room != max(2, len(self.begun.classes)):
@@ -330,7 +330,7 @@ class Learner:
         if bad and self.strict:
             raise RunError(
                 f"row {bad[0].row:,} of {name} was rejected: {bad[0].reason}. It was not learnt, and --strict stops "
-                "here. Mend the row, or leave out --strict to set such rows aside; then resume with --resume."
+                "here. Fix the row, or leave out --strict to set such rows aside; then resume with --resume."
             )
         data, done = self.run.as_lines(bad, name), 0
         try:

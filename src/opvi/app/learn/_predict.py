@@ -41,13 +41,13 @@ def learnt(run: RunDirectory) -> Learnt:
     tree = kept.newest()
     if tree is None and kept.damaged:
         raise RunError(
-            f"{run.path} has no checkpoint that is whole; the newest: {kept.damaged[0]} Learn again from the first "
+            f"{run.path} has no intact checkpoint; the newest: {kept.damaged[0]} Learn again from the first "
             "row: `opvi learn … --resume`."
         )
     if tree is None:
         raise RunError(f"{run.path} has no checkpoint yet. Let it learn first: `opvi learn … --resume`.")
     if not isinstance(tree, dict) or not {"state", "scores", "places", "kinds"} <= set(tree):
-        raise RunError(f"the checkpoints of {run.path} hold something else than a run.")
+        raise RunError(f"the checkpoints of {run.path} do not belong to a run.")
     begun, why = schema, ""
     try:
         schema, room = later(begun, tree)
@@ -64,7 +64,7 @@ def learnt(run: RunDirectory) -> Learnt:
     if why or not describes(tree.get("about"), begun, settings):
         raise RunError(
             f"{run.path / 'run.json'} describes other columns or another model than the checkpoints were saved with"
-            f"{why}. Bring the old one back."
+            f"{why}. Restore the old one."
         )
     return Learnt({**about, "saved": run.saved()}, schema, settings, sampler, tree, kept.damaged)
 

@@ -50,7 +50,7 @@ def _settings(known: Learnt) -> dict[str, str]:
             f"{saved:%Y-%m-%d %H:%M} UTC, {timedelta(seconds=round((saved - began).total_seconds()))} later"
         )
     if settings.memory_rows:
-        told["rows kept to learn from again"] = f"{settings.memory_rows:,}"
+        told["how many rows to keep and learn from again"] = f"{settings.memory_rows:,}"
     return told
 
 

@@ -79,7 +79,7 @@ def ready(run: RunDirectory, kept: Checkpoints, asked: Asked, stop: Stop) -> Rea
         return _resumed(run, kept, asked, stop)
     if kept.begun:
         raise RunError(
-            f"{run.path} holds checkpoints, but no run.json that says what they are about. Bring it back, or choose "
+            f"{run.path} holds checkpoints, but no run.json that says what they are about. Restore it, or choose "
             "another folder: `--run DIR`."
         )
     return _begun(run, kept, asked, stop)
@@ -147,7 +147,7 @@ def _resumed(run: RunDirectory, kept: Checkpoints, asked: Asked, stop: Stop) -> 
         if before is None:
             raise
         learner = _learner(run, kept, schema, settings, asked).restore(before)
-        messages.append("The last line was not whole when it was learnt: it is taken back, and read anew.")
+        messages.append("The last line was incomplete when it was learnt: it is taken back and read again.")
         source, told = _source(learner, asked, about, stop)
     return Ready(learner, source, [], [*messages, told])
 
@@ -215,7 +215,7 @@ def _source(learner: Learner, asked: Asked, about: Json, stop: Stop) -> tuple[So
             return source, f"Resuming {path} after row {known.row:,}."
     if Path(path).absolute() in {Path(place.name).absolute() for place in learner.places}:
         raise changed or SourceChangedError(
-            f"{path} begins differently now from the file that this run learnt from. Give the old file back, or learn "
+            f"{path} begins differently now from the file that this run learnt from. Restore the old file, or learn "
             "from the new one under another name."
         )
     source = open_source(path, format)

@@ -139,7 +139,7 @@ class File:
         if size < position or (size and not position):
             os.close(self._file)
             why = "is shorter than the run left it" if size < position else "is there already, and not of this run"
-            raise RunError(f"`--predictions {path}` {why}. Bring the old one back, or choose another name.")
+            raise RunError(f"`--predictions {path}` {why}. Restore the old one, or choose another name.")
         os.ftruncate(self._file, position)
         self.position = position
         if self._csv and not position:

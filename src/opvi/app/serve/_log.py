@@ -67,7 +67,7 @@ class Log:
         for path in paths:
             if path != paths[0] and _number(path) != self.rows:
                 raise LogError(
-                    f"{self.folder} lacks the rows from {self.rows:,} to {_number(path):,}. Bring the file back."
+                    f"{self.folder} lacks the rows from {self.rows:,} to {_number(path):,}. Restore the file."
                 )
             self.rows = _number(path)
             for entry in self._read(path, last=path == paths[-1]):
@@ -75,8 +75,8 @@ class Log:
                 self._remember(entry)
         if paths and _number(paths[0]) > learnt:
             raise LogError(
-                f"{self.folder} begins with row {_number(paths[0]):,}, but only {learnt:,} rows are learnt. Bring the "
-                "missing files back."
+                f"{self.folder} begins with row {_number(paths[0]):,}, but only {learnt:,} rows are learnt. Restore "
+                "the missing files."
             )
         if self.rows < learnt:  # the log is gone, what was in it is learnt
             self.rows = learnt
@@ -130,8 +130,8 @@ class Log:
                 os.ftruncate(self._file, self._size)
                 os.fsync(self._file)
             except OSError:
-                self.broken = f"{why} Nothing more is learnt: make room or mend the disk, then start again."
-            raise LogError(self.broken or f"{why} Make room; then it continues by itself.") from None
+                self.broken = f"{why} Nothing more is learnt: free some space or repair the disk, then start again."
+            raise LogError(self.broken or f"{why} Free some space, and it continues by itself.") from None
         self._size += done
         self.rows = first + rows
         for entry in entries:
@@ -175,8 +175,8 @@ class Log:
         rest = bytes(data[at:])
         if not last or any(_whole(rest, place) is not None for place in _marks(rest)):
             raise LogError(
-                f"{path} is damaged after {at:,} bytes, and rows that were acknowledged follow. Bring back a copy of "
-                "the file; or, to give those rows up, cut the file there."
+                f"{path} is damaged after {at:,} bytes, and rows that were acknowledged follow. Restore a copy of "
+                "the file, or truncate it there to give up those rows."
             )
         os.truncate(path, at)
 

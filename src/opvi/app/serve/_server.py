@@ -67,7 +67,7 @@ def serve(run: RunDirectory, options: Options, address: Address, how: str, say: 
         with _quiet_signals():
             server.run(sockets=[sock])
         if not server.started:
-            raise RunError("the server could not start; its own words are above.")
+            raise RunError("the server could not start; see the messages above.")
     say("Everything that was acknowledged is learnt and saved." if how != READONLY else "Ended.")
     return 0
 
@@ -111,7 +111,7 @@ def _bound(address: Address) -> socket.socket:
         sock.bind(found[4])
     except OSError as error:
         raise RunError(
-            f"{address.host} port {address.port} cannot be listened to: {error.strerror or error}. Choose another."
+            f"{address.host} port {address.port} cannot be used: {error.strerror or error}. Choose another."
         ) from None
     return sock
 

@@ -104,7 +104,7 @@ def written(run: RunDirectory, options: Options, say: Callable[[str], None]) -> 
                 rows = replay(learner, log)
                 if rows:
                     learner.save()
-                    say(f"{rows:,} rows of the log were not in the checkpoint: learnt.")
+                    say(f"{rows:,} rows of the log were not in the checkpoint; they are learnt now.")
                 writer = Writer(learner, log)
                 yield writer
                 writer.close()

@@ -156,7 +156,7 @@ def _plain(value: object) -> object:
         return None if math.isnan(value) else Number(repr(value))
     if isinstance(value, int):
         return Number(value)
-    raise BadLineError("an input holds something else than numbers, truth values or strings")
+    raise BadLineError("an input holds something other than numbers, booleans or strings")
 
 
 def _texts(data: bytes) -> Iterator[bytes]:
@@ -166,7 +166,7 @@ def _texts(data: bytes) -> Iterator[bytes]:
         (size,) = struct.unpack_from("<I", data, at)
         at += 4 + size
         if at > len(data):
-            raise BadLineError("a text in binary ends before its length")
+            raise BadLineError("a binary string is shorter than its length says")
         yield data[at - size : at]
 
 

@@ -306,8 +306,8 @@ class Keyed:
             states = programs.start.eval_shape(self.sampler, None, *self._particles, self._key, words, one)
         except (jax.errors.ConcretizationTypeError, jax.errors.TracerArrayConversionError) as error:
             raise TypeError(
-                "this sampler's `init` looks at values, so thousands of models cannot be started by one compiled "
-                f"program. Look at shapes alone inside `init`. ({str(error).splitlines()[0]})"
+                "this sampler's `init` depends on values, so thousands of models cannot be started by one compiled "
+                f"program. Use only shapes inside `init`. ({str(error).splitlines()[0]})"
             ) from error
         return jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape[1:], leaf.dtype), states)
 
