@@ -3,7 +3,7 @@
 # make slow    the rest of it: slow tests, and the code of the documentation's pages
 # make spark   tests that start Spark: needs Java
 # make lint    format, lint, types, import layers
-# make docs    the documentation, into site/, and whether its numbers are those of docs/results/
+# make docs    the documentation, into site/; whether its numbers are those of docs/results/, and its search finds things
 # make bench   speed against blackjax and NumPyro, wide tables, first answers, into bench-output/
 #
 # Each command sets up what it needs in .venv by itself: with uv where it is installed, else with
@@ -47,6 +47,7 @@ docs: .stamps/docs
 	$(BIN)/python docs/check_numbers.py
 	$(BIN)/python -m benchmarks.stamp
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
+	$(BIN)/python docs/check_search.py site
 
 bench: .stamps/bench
 	$(BIN)/python -m benchmarks --out bench-output

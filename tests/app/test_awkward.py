@@ -128,7 +128,7 @@ def test_plus_and_minus_are_labels_not_gaps() -> None:
     ("reading", "message"),
     [
         (Reading(decimal=";"), "decimal sign is ';'"),
-        (Reading(thousands="x"), "between thousands is 'x'"),
+        (Reading(thousands="x"), "thousands separator is 'x'"),
         (Reading(decimal=",", thousands=","), "cannot be both the decimal and"),
         (Reading(dates="dd.mm"), "dmy, mdy, ymd, or a pattern"),
     ],
