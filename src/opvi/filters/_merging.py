@@ -101,7 +101,7 @@ def never_forgetting(sampler: Sampler) -> GaussNewton:
     assert isinstance(sampler, GaussNewton)
     if sampler.forgetting != 1.0 or sampler.half_life not in (None, math.inf):
         raise ValueError(
-            "this sampler forgets, so there is no telling how old a row is and what is left of it. Use `forgetting=1`."
+            "this sampler forgets, so the age of a row and its remaining weight are unknown. Use `forgetting=1`."
         )
     return sampler
 
