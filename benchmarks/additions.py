@@ -2,8 +2,8 @@
 
 Each table is learnt as it is and with each addition, by the encoder of `opvi learn` and the default regressor. Errors
 are of predictions made before learning, over the second half of the rows. Settings were chosen on the tables named
-`made`, energy among them, under other seeds; the number of columns above which some fade was set to 10 after errors of
-kin8nm and concrete had been seen, so that these stay as they were.
+`made`, including energy, under other seeds; the number of columns above which some fade was set to 10 after errors of
+kin8nm and concrete had been seen, so that these are unchanged.
 """
 
 import argparse
@@ -46,7 +46,7 @@ def friedman(rng: np.random.Generator, rows: int = 6000) -> Table:
 
 
 def arm(rng: np.random.Generator, rows: int = 6000) -> Table:
-    """A robot's arm: eight angles that only count together."""
+    """Return a robot arm: eight angles that matter only in combination."""
     angles = rng.uniform(-np.pi / 2, np.pi / 2, size=(rows, 8))
     bend, turn = np.cumsum(angles[:, :4], 1), np.cumsum(angles[:, 4:], 1)
     place = np.stack([(np.cos(bend) * np.cos(turn)).sum(1), (np.sin(bend) * np.cos(turn)).sum(1), np.sin(turn).sum(1)])
@@ -54,7 +54,7 @@ def arm(rng: np.random.Generator, rows: int = 6000) -> Table:
 
 
 def strength(rng: np.random.Generator, rows: int = 1000) -> Table:
-    """Few rows: amounts of a mixture, some of them mostly 0, and an age whose effect levels off."""
+    """Return few rows: amounts of a mixture, some mostly 0, and an age whose effect levels off."""
     amounts = rng.gamma(4, 1, size=(rows, 4))
     extras = rng.gamma(1, 1, size=(rows, 2)) * (rng.random((rows, 2)) < 0.4)
     age = np.exp(rng.normal(3, 1, size=rows))
@@ -76,7 +76,7 @@ def energy(rng: np.random.Generator, rows: int = 6000) -> Table:
 
 
 def stored(name: str, most: int = 6000) -> Callable[[np.random.Generator], Table]:
-    """Rows of a table that the experiments use, in random order."""
+    """Return the rows of a table used in the experiments, in random order."""
 
     def drawn(rng: np.random.Generator) -> Table:
         from paper import data
@@ -153,7 +153,7 @@ def error(frame: pd.DataFrame, y: np.ndarray, seed: int) -> float:
 def measured(
     names: tuple[str, ...], additions: list[str], seeds: tuple[int, ...]
 ) -> Iterator[tuple[str, dict[str, Any]]]:
-    """Errors of each table, by seed, alone and with each addition."""
+    """Return the errors of each table, by seed, alone and with each addition."""
     for name in names:
         found: dict[str, list[float]] = {}
         began = time.process_time()

@@ -1,7 +1,7 @@
 """Do results that were made again agree with the committed ones? `python -m benchmarks.agree MADE_AGAIN --out FILE`.
 
-Every experiment writes its trials by row and seed. For each number of a trial made again, the distance to the mean of
-the committed trials of that row is taken, in the standard deviation expected of one more draw.
+Every experiment writes its trials by row and seed. For each number of a repeated trial, the distance to the mean of
+the committed trials of that row is computed, in standard deviations expected for one more draw.
 """
 
 import argparse
@@ -31,7 +31,7 @@ def numbers(record: dict, prefix: str = "") -> dict[str, float]:
 
 
 def compare(old: dict, new: dict) -> list[dict]:
-    """One entry for each number made again: the committed mean and sd, the new value, and how far apart."""
+    """Return one entry per repeated number: the committed mean and sd, the new value, and how far apart they are."""
     entries = []
     for row, made in new["rows"].items():
         trials = old["rows"].get(row, {}).get("trials")

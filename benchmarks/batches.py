@@ -23,7 +23,7 @@ USUAL = 20
 
 
 def errors(name: str, split: int, size: int) -> dict[str, float]:
-    """One pass in batches of a size."""
+    """Return the errors of one pass in batches of a size."""
     X, y, X_test, y_test = uci_split(name, split)
     made = opvi.regressor(X.shape[1])
     state, _ = opvi.run(made, opvi.stream((X, y), size), split)

@@ -61,7 +61,7 @@ class Broker:
 
 
 def publish(url: str, payloads: list[bytes], pause: float = 0.0, subject: str = SUBJECT) -> None:
-    """Publish messages to a stream, which is made if it is not there; each again until the broker has it."""
+    """Publish messages to a stream, created if needed; each is repeated until the broker has it."""
     import nats
     import nats.errors
 
@@ -85,7 +85,7 @@ def publish(url: str, payloads: list[bytes], pause: float = 0.0, subject: str = 
 
 
 async def _quiet(error: Exception) -> None:
-    """Nothing: it is tried again."""
+    """Ignore the error: it is tried again."""
 
 
 def payloads_of(table: Path) -> list[bytes]:
@@ -105,7 +105,7 @@ def start(url: str, folder: Path, cache: Path, more: list[str]) -> subprocess.Po
 
 
 def trial(work: Path, rows: int, times: int, broker_times: int, more: list[str], seed: int = 0) -> dict[str, Any]:
-    """One run left alone; one killed at random moments, with its broker killed, too, while rows are published."""
+    """Compare an undisturbed run with one that is killed at random, as is its broker, while rows are published."""
     table, cache = work / "table.csv", work / "programs"
     kills.write_table(table, rows)
     chance = random.Random(seed)

@@ -25,7 +25,7 @@ SCALED_BY = 500  # first rows, which give a scale to samplers that need one
 
 
 class Rows(NamedTuple):
-    """What one seed brings: rows to learn in order, and rows to test on unless batches are scored as they come."""
+    """The data of one seed: rows to learn in order, and rows to test on unless batches are scored as they arrive."""
 
     X: np.ndarray
     y: np.ndarray
@@ -36,7 +36,7 @@ class Rows(NamedTuple):
 
 
 class Choice(NamedTuple):
-    """A line of a table: how its sampler is made from a step, and what the step may be."""
+    """A row of a table: how its sampler is made from a step, and the candidate steps."""
 
     make: Callable[[float], Any]
     target: opvi.Target | None = None  # whose parameters the particles are
@@ -45,7 +45,7 @@ class Choice(NamedTuple):
 
 @dataclass(frozen=True)
 class Plain:
-    """A sampler with so many particles, which alone predict."""
+    """A sampler with this many particles, which alone predict."""
 
     inner: Sampler
     target: opvi.Target
@@ -64,7 +64,7 @@ class Plain:
 
 
 class Wrap(NamedTuple):
-    """How samplers of a target are made to predict."""
+    """How samplers of a target predict."""
 
     target: opvi.Target
     calibrated: bool = False
@@ -93,7 +93,7 @@ def linear_rows(seed: int, size: int = 3000) -> Rows:
 
 
 def kin8nm_rows(seed: int, size: int | None = None) -> Rows:
-    """Training rows of the standard splits 5 to 8, a tenth of them held out: no row that results elsewhere test on."""
+    """Return training rows of the standard splits 5 to 8, a tenth held out; no test row of other results is used."""
     X, y, _, _ = data.uci_split("kin8nm", 5 + seed)
     order = np.random.default_rng(seed).permutation(len(y))
     held, rest = order[: len(y) // 10], order[len(y) // 10 :][:size]
@@ -107,7 +107,7 @@ def arm_rows(seed: int, size: int = 200) -> Rows:
 
 
 def _scaled(X: np.ndarray, y: np.ndarray, X_test: np.ndarray, y_test: np.ndarray) -> Rows:
-    """By the first rows alone, as somebody with a stream could."""
+    """Scale by the first rows alone, as is possible with a stream."""
     table, other = np.column_stack([X, y]), np.column_stack([X_test, y_test])
     mean, sd = table[:SCALED_BY].mean(0), table[:SCALED_BY].std(0)
     table, other = ((t - mean) / sd for t in (table, other))
@@ -118,7 +118,7 @@ def _scaled(X: np.ndarray, y: np.ndarray, X_test: np.ndarray, y_test: np.ndarray
 def elec2_rows(seed: int, size: int = TUNED_ON, shuffled: bool = False) -> Rows:
     """Rows 10,001 to 20,000 in order (seeds differ in the start alone), or those before them, to choose steps on.
 
-    Scaled by the rows before them and cut off, because features that hardly moved there do later.
+    They are scaled by the rows before them and clipped, because features that hardly moved there do later.
     """
     X, y = data.elec2()
     mean, sd = X[:TUNED_ON].mean(0), X[:TUNED_ON].std(0)
@@ -138,7 +138,7 @@ def switching_rows(seed: int, size: int = 1100, shuffled: bool = False) -> Rows:
 
 
 def moving_rows(seed: int, size: int = 10_000, turn: float = 0.0) -> Rows:
-    """A curve of four inputs that turns by so many degrees from the first row to the last; noise 0.1."""
+    """Return a curve of four inputs that turns by this many degrees from the first row to the last; noise 0.1."""
     rng = np.random.default_rng(seed)
     X = rng.standard_normal((size, 4)).astype(np.float32)
     angle = np.radians(turn) * np.arange(size) / size
@@ -151,7 +151,7 @@ def moving_rows(seed: int, size: int = 10_000, turn: float = 0.0) -> Rows:
 
 
 def first_order_samplers(wrap: Wrap, particles: int, drifts: bool, example: Any) -> dict[str, Choice]:
-    """Everything that takes a step. On a still stream the likelihood stands for all rows seen and steps shrink."""
+    """Return all samplers with a step size. On a still stream the likelihood is scaled to all rows and steps shrink."""
     target, scale = wrap.target, opvi.schedules.batch_sum if drifts else opvi.schedules.seen
 
     def adam(step: Any) -> optax.GradientTransformation:
@@ -189,7 +189,7 @@ def first_order_samplers(wrap: Wrap, particles: int, drifts: bool, example: Any)
 
 
 def linear_samplers() -> dict[str, Choice]:
-    """For nine parameters; predictions are those of the particles, with the true noise."""
+    """Return samplers for nine parameters; predictions are those of the particles, with the true noise."""
     target, example = opvi.linear_regression(8), (np.zeros((1, 8), np.float32), np.zeros(1, np.float32))
     wrap = Wrap(target)
     return {
@@ -204,7 +204,7 @@ def linear_samplers() -> dict[str, Choice]:
 
 
 def network_samplers() -> dict[str, Choice]:
-    """For a network 8-50-1; every sampler's predictions are calibrated online."""
+    """Return samplers for a network 8-50-1; every sampler's predictions are calibrated online."""
     gamma = opvi.targets.Gamma(1.0, 0.1)
     target = opvi.mlp(8, (50,), opvi.gaussian(gamma), activation=jnp.tanh, prior_variance=gamma)
     fixed = opvi.mlp(8, (50,), activation=jnp.tanh, prior_variance=None, bias_spread=0.5)
@@ -221,7 +221,7 @@ def network_samplers() -> dict[str, Choice]:
 
 
 def market_samplers() -> dict[str, Choice]:
-    """For a stream of classes that drifts: logistic regressions of nine parameters, then networks."""
+    """Return samplers for a drifting stream of classes: logistic regressions of nine parameters, then networks."""
     target, example = opvi.logistic_regression(8), (np.zeros((1, 8), np.float32), np.zeros(1, np.int32))
     net = opvi.mlp(8, (100,), opvi.categorical(), outputs=2, prior_variance=None, weight_spread=math.sqrt(2))
     wrap = Wrap(target)

@@ -1,4 +1,4 @@
-"""What there is to choose from, measured: samplers, batch sizes, particles and half-lives on the same streams.
+"""The choices, measured: samplers, batch sizes, particles and half-lives on the same streams.
 
 The standard splits of kin8nm are read from the folder of OPVI_DATA; `--smoke` needs no data.
 """
@@ -38,7 +38,7 @@ HALF_LIVES = (30, 60, 125, 250, 500, 1000, 2000, 4000, 8000, math.inf)
 
 
 class Passed(NamedTuple):
-    """What a pass leaves to score."""
+    """What is scored after a pass."""
 
     particles: Any
     covariance: Any  # of each particle, where it has one
@@ -49,7 +49,7 @@ class Passed(NamedTuple):
 
 @partial(jax.jit, static_argnums=(0, 1, 2))
 def pass_over(tracker: Any, target: opvi.Target | None, batch: int, key: Any, rows: Rows) -> Passed:
-    """All full batches, in one loop."""
+    """Learn all full batches in one loop."""
     count = len(rows.y) // batch
     batches = tuple(a[: count * batch].reshape(count, batch, *a.shape[1:]) for a in (rows.X, rows.y))
 
@@ -76,7 +76,7 @@ def _summary(predictive: opvi.Predictive) -> Any:
 
 
 def scored(out: Passed, rows: Rows, target: opvi.Target | None) -> dict[str, float]:
-    """The numbers of one pass."""
+    """Return the scores of one pass."""
     found = {"finite": float(out.finite)}
     if rows.X_test is None:
         said = np.asarray(out.said)
@@ -107,7 +107,7 @@ def _compiled_scores(said: opvi.Predictive, y: Any) -> Any:
 def distance(out: Passed, rows: Rows) -> float:
     """W2 to the exact posterior of the linear model in its standard deviations, by means and covariances.
 
-    Particles that carry covariances stand for the mixture of their Gaussians.
+    Particles with covariances represent the mixture of their Gaussians.
     """
     x = np.asarray(out.particles, float)
     spread = np.cov(x.T, bias=True) if len(x) > 1 else np.zeros((x.shape[1],) * 2)
@@ -128,7 +128,7 @@ def exact_posterior(rows: Rows) -> tuple[np.ndarray, np.ndarray]:
 
 
 def measure(choice: Choice, rows_of: Callable[[int], Rows], batch: int = BATCH) -> dict[str, Any]:
-    """The best step on the tuning stream, then the scores of every seed, and the median cost of a row."""
+    """Find the best step on the tuning stream, then return the scores of every seed and the median cost per row."""
     streams = {seed: rows_of(seed) for seed in SEEDS}
     made = {step: choice.make(step) for step in choice.steps or (1.0,)}
     step, tried = 1.0, {}
@@ -235,7 +235,7 @@ def particles(size: Size) -> Lines:
 
 
 def forgetting(size: Size) -> Lines:
-    """Half-lives where the data stay and where they move; None is found online."""
+    """Measure half-lives on stationary and moving data; None is determined online."""
     for half_life in (None, *HALF_LIVES):
         small = Choice(lambda _, h=half_life: opvi.regressor(4, hidden=(20,), half_life=h))
         lines = Choice(lambda _, h=half_life: opvi.classifier(8, 2, hidden=(), half_life=h))

@@ -48,7 +48,7 @@ WHOLE = ("regressor", "classifier")
 
 
 def cell(found: dict[str, Any], key: str, digits: int) -> str:
-    """A mean, with its spread over seeds where that is worth a place."""
+    """Return a mean, with its spread over seeds where that matters."""
     if key not in found:
         return "–"
     value = found[key]
@@ -83,7 +83,7 @@ def sampler_table(part: str, lines: Lines) -> str:
 
 
 def side_by_side(what: str, lines: Lines) -> str:
-    """Settings down, trackers across."""
+    """Return a table with settings in rows and trackers in columns."""
     header, settings = [what], []
     for tracker, columns in SIDE_BY_SIDE.items():
         header += [f"{tracker.split(',')[0]}: {columns[0][0]}", *(name for name, *_ in columns[1:]), "µs per row"]
@@ -110,7 +110,7 @@ def half_lives(lines: Lines, tracker: str, where: str) -> dict[str, dict[str, An
 
 
 def forgetting_table(lines: Lines) -> str:
-    """Found online, never, and the best of the fixed ones."""
+    """Return the table of half-lives: determined online, infinite, and the best fixed one."""
     rows = []
     for tracker, key, wheres in (
         ("regressor", "rmse", ("still", "slow drift", "fast drift")),
@@ -130,7 +130,7 @@ def forgetting_table(lines: Lines) -> str:
 
 
 def decisions(parts: dict[str, Any]) -> str:
-    """What you have, what to use, what it costs and what it reaches."""
+    """Return the table of what you have, what to use, what it costs and what it achieves."""
     linear, network, market = (parts[name]["lines"] for name in COLUMNS)
     row = 1e3 * benchmark("trackers", "default regressor, one row")["value"]
     one, at_once = (benchmark("estimators", f"River classifier, linear{name}") for name in ("", ", buffer=1"))
@@ -268,12 +268,12 @@ NAMED["elec2"] += ["gauss_newton", "kfac, a network", "classifier"]
 
 
 def group(name: str) -> int:
-    """0: takes steps; 1: remembers the past; 2: everything set up."""
+    """Return 0 for samplers with a step, 1 for those that remember the past, 2 for complete trackers."""
     return 2 if name.startswith(WHOLE) else 1 if name.startswith(SECOND_ORDER) else 0
 
 
 def scatter(ax: Any, lines: Lines, key: str, named: Iterable[str]) -> None:
-    """Error over cost."""
+    """Plot error against cost."""
     lines = {name: found for name, found in lines.items() if key in found and "bytes" in found}
     for index, label in enumerate(("first order", "remembers the past", "everything set up")):
         chosen = [found for name, found in lines.items() if group(name) == index]

@@ -1,8 +1,8 @@
 """Values that stand for "none" (-999) among the columns: `python -m benchmarks.columns`.
 
 Synthetic streams of 2,000 rows, in which a share of all entries is -999. Every row is predicted before it is learnt, in
-batches of 20; errors from row 200 on, on the rows without such an entry. "whole rows only" is a stream from which the
-others were taken out: what is lost without them. Settings were chosen on seeds 0 and 1.
+batches of 20; errors are from row 200 on, on rows without such an entry. "whole rows only" is a stream from which the
+others were removed, to show what is lost without them. Settings were chosen on seeds 0 and 1.
 """
 
 import argparse

@@ -1,7 +1,7 @@
 """The default regressor on a CPU and on a GPU: `python -m benchmarks.devices`, on a machine that has both.
 
 20,000 rows of a smooth function with noise, in batches of 20, then 2,000 rows to test on, the same on both devices,
-each in a process of its own. Runs that round differently part ways; what must agree is how well they predict.
+each in a process of its own. Runs that round differently diverge; what must agree is how well they predict.
 """
 
 import argparse
@@ -32,7 +32,7 @@ def drawn() -> tuple[np.ndarray, np.ndarray]:
 
 
 def learnt(particles: int) -> dict[str, Any]:
-    """RMSE and log density on the test rows, and what is said of them after the first rows."""
+    """Return RMSE and log density on the test rows, and the predictions for them after the first rows."""
     X, y = drawn()
     made = opvi.regressor(8, particles=particles)
     begun = time.perf_counter()

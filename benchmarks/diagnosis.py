@@ -92,7 +92,7 @@ def mean_and_scale(seed: int) -> tuple[opvi.Target, object]:
 
 
 def groups(seed: int, *, centred: bool = False) -> tuple[opvi.Target, object]:
-    """Eight groups of five rows around a mean, their spread unknown; a funnel where it is centred."""
+    """Eight groups of five rows around a mean with unknown spread; a funnel if centred."""
     rng = np.random.default_rng(seed)
     group = np.arange(40, dtype=np.int32) % 8
     y = (0.3 * rng.normal(size=8)[group] + 2 * rng.normal(size=40)).astype(np.float32)
@@ -225,7 +225,7 @@ def errors(mean: np.ndarray, sd: np.ndarray, truth: np.ndarray) -> dict[str, flo
 
 
 def verdict(found: dict[str, float]) -> str:
-    """Return whether moments are right."""
+    """Return whether the moments are accurate."""
     mean = found["worst mean, sd"]
     share = max(found["largest sd ratio"], 1 / found["smallest sd ratio"]) - 1
     if not (math.isfinite(mean) and math.isfinite(share)) or mean > BAD[0] or share > BAD[1]:

@@ -20,7 +20,7 @@ def read(name: str) -> Any:
 
 
 def gpu(ax: Any) -> None:
-    """A direction over dimensions."""
+    """Plot the cost of a direction over dimensions."""
     found = [r for r in read("gpu")["results"] if r["size"].startswith("n=131,072")]
     d = [int(r["size"].split("d=")[1]) for r in found]
     ax.loglog(d, [r["timings"]["tiled"]["median"] for r in found], "s--", label="XLA, tiled")
@@ -31,7 +31,7 @@ def gpu(ax: Any) -> None:
 
 
 def devices(ax: Any) -> None:
-    """Speed over devices, beside the number of devices."""
+    """Plot speed over the number of devices."""
     for (name, entry), mark in zip(read("scaling")["devices"].items(), "os", strict=True):
         counts = [int(k) for k in entry]
         times = [one["ms"] for one in entry.values()]
@@ -42,7 +42,7 @@ def devices(ax: Any) -> None:
 
 
 def fleet(ax: Any) -> None:
-    """Rows per second over fleet sizes."""
+    """Plot rows per second over fleet sizes."""
     entries = [r for r in read("fleet")["results"] if r["what"] == "SVGD" and "batch 20, lanes 1" in r["size"]][1:]
     models = [int(r["size"].split()[0].replace(",", "")) for r in entries]
     ax.loglog(models, [r["extra"]["rows_a_second"] for r in entries], "o-", label="SVGD, batches of 20")

@@ -20,7 +20,7 @@ NOISE = 0.1
 
 
 def rows(total: int, seed: int = 0) -> Iterator[tuple[np.ndarray, np.ndarray]]:
-    """Pieces of a stream that was never in memory as a whole."""
+    """Yield pieces of a stream that is never in memory as a whole."""
     rng = np.random.default_rng(seed)
     for start in range(0, total, CHUNK):
         x = rng.standard_normal((min(CHUNK, total - start), 2), dtype=np.float32)

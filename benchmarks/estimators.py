@@ -67,8 +67,8 @@ def one_row_at_a_time() -> Iterator[Result]:
 def overhead(what: str, calls: dict[str, Callable[[], Any]], control: Callable[[], Any] | None = None) -> Result:
     """Microseconds by which the first call's median exceeds the second's.
 
-    Where a control is given, a second bare step timed in the same turns, its distance from the first is what such a
-    difference is worth: an overhead smaller than that is not resolved.
+    If a control is given, a second bare step timed in the same turns, its distance from the first shows the noise of a
+    difference: an overhead smaller than that is not resolved.
     """
     timings = interleave({**calls, **({"control": control} if control else {})}, seconds=8.0, at_least=50, at_most=2000)
     ours, bare, *rest = (1e3 * timing.median for timing in timings.values())
@@ -77,7 +77,7 @@ def overhead(what: str, calls: dict[str, Callable[[], Any]], control: Callable[[
 
 
 class Bare:
-    """The tracker's compiled step, going on from a state as an estimator does."""
+    """The tracker's compiled step, continuing from a state as an estimator does."""
 
     def __init__(self, tracker: Any, state: Any, batch: opvi.Batch):
         self.tracker, self.state, self.batch = tracker, state, batch
@@ -161,7 +161,7 @@ def main() -> None:
 
 
 def _short(timing: Timing) -> dict[str, Any]:
-    """Without the hundreds of repeats."""
+    """Return the results without the hundreds of repeats."""
     return {name: value for name, value in timing.summary().items() if name != "repeats"}
 
 

@@ -1,9 +1,9 @@
 """Every call of the file system fails once, in `opvi learn`: nothing is lost, and it says why.
 
 `python -m benchmarks.faults --out bench-output` builds `faults.c`, which stands before the C library, and starts itself
-again with it. Opening, writing (also inside Python's file objects), syncing, cutting, renaming and deleting fail one
+again with it. Opening, writing (also inside Python's file objects), syncing, truncating, renaming and deleting fail one
 after the other, each with every error; those that a signal may interrupt (EINTR) are repeated by Python; and writing
-stops halfway. After each, the same command again must end as a run that nobody disturbed, bit for bit.
+stops halfway. After each fault, the same command must end like an undisturbed run, bit for bit.
 """
 
 import argparse
@@ -31,7 +31,7 @@ OPTIONS = ["--target", "y", "--hidden", "none", "--particles", "4", "--save-ever
 
 
 def build(folder: Path) -> Path:
-    """The library that lets calls fail."""
+    """Build the library that makes calls fail."""
     out = folder / "faults.so"
     source = Path(__file__).with_suffix(".c")
     subprocess.run(["cc", "-shared", "-fPIC", "-w", "-O1", "-o", str(out), str(source), "-ldl"], check=True)
@@ -39,7 +39,7 @@ def build(folder: Path) -> Path:
 
 
 def preloaded(every: int, start: int = 0) -> dict[str, Any]:
-    """What `faults` finds, in a process with the library in front."""
+    """Return what `faults` finds in a process with the library preloaded."""
     with tempfile.TemporaryDirectory() as folder:
         library = build(Path(folder))
         command = [sys.executable, "-m", "benchmarks.faults", "--inside", str(library), folder]
@@ -54,7 +54,7 @@ def preloaded(every: int, start: int = 0) -> dict[str, Any]:
 
 
 def learn(table: Path, folder: Path) -> tuple[int, str]:
-    """`opvi learn` in this process: its exit status and what it said."""
+    """Run `opvi learn` in this process; return its exit status and output."""
     from opvi.app.cli import main
 
     said = io.StringIO()
@@ -64,7 +64,7 @@ def learn(table: Path, folder: Path) -> tuple[int, str]:
 
 
 def faults(library: Path, work: Path, every: int, start: int) -> dict[str, Any]:
-    """Let every call fail, or each `every`-th, with every error in turn; return what came of it."""
+    """Make every call fail, or each `every`-th, with every error in turn; return the outcomes."""
     from opvi.app.learn import _learner
     from opvi.running import _saving
 

@@ -1,4 +1,4 @@
-"""What a fresh process waits for: imports, compilation, first answers. `python -m benchmarks.first --out bench-output`.
+"""What a new process waits for: imports, compilation, first answers. `python -m benchmarks.first --out bench-output`.
 
 Every case runs in a process of its own, with an empty folder of compiled programs and then with a full one. Processor
 seconds, and the programs compiled. River's forest learns the same rows in the same process, after opvi.
@@ -120,7 +120,7 @@ def case(name: str) -> None:
 
 
 def measured(name: str) -> Iterator[tuple[str, dict[str, Any]]]:
-    """A case in two processes, one after the other: the first finds no compiled programs, the second finds its own."""
+    """Run a case in two processes in turn: the first finds no compiled programs, the second finds its programs."""
     with tempfile.TemporaryDirectory() as folder:
         for turn in ("empty", "again"):
             environment = {**os.environ, "OPVI_PROGRAMS": folder, "OPENBLAS_NUM_THREADS": "1"}

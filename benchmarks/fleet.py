@@ -33,7 +33,7 @@ SAMPLERS: dict[str, tuple[Any, Any]] = {
 
 
 def arrivals(name: str, models: int, batch_size: int) -> tuple[np.ndarray, Any]:
-    """A batch for each model, the rows of all in random order."""
+    """Return a batch for each model, all rows in random order."""
     rng = np.random.default_rng(SEED)
     X = rng.standard_normal((models * batch_size, FEATURES)).astype(np.float32)
     y = X.sum(1) + rng.standard_normal(len(X)).astype(np.float32)
@@ -47,7 +47,7 @@ def fleet(name: str, **settings: Any) -> opvi.Fleet:
 
 
 def repeat(call: Callable[[], Any], seconds: float = SECONDS) -> Timing:
-    """The first call compiles and makes the models; then at least 3 more."""
+    """Time a call: the first compiles and creates the models; at least 3 more follow."""
     times: list[float] = []
     begin = time.perf_counter()
     while len(times) < 4 or (time.perf_counter() - begin < seconds and len(times) < 200):
@@ -77,7 +77,7 @@ def learning(name: str, models: int, batch_size: int, target: float | None = Non
 
 
 def difference(made: opvi.Fleet, ids: np.ndarray, data: Any, times: int, model: int) -> float:
-    """Between a model's particles and those of its stream run alone."""
+    """Return the difference between a model's particles and those of its stream run alone."""
     mine = jax.tree.map(lambda leaf: leaf[ids == model], data)
     stream = opvi.stream(mine, made.batch_size, passes=times)
     state, _ = opvi.run(made.sampler, stream, made.key(model), state=made.start(model))
@@ -146,7 +146,7 @@ def on_disk() -> Iterator[Result]:
 
 
 def one_row() -> Iterator[Result]:
-    """A call of one row beside its share of a call of all."""
+    """Compare a call with one row to its share of a call with all rows."""
     for batch_size in (1, 20):
         made, (ids, (X, y)) = fleet("OPVI", batch_size=batch_size), arrivals("OPVI", MODELS, batch_size)
         bulk = repeat(lambda made=made, ids=ids, X=X, y=y: made.learn(ids, (X, y)), 2.0)
@@ -209,7 +209,7 @@ def main() -> None:
 
 
 def _short(timing: Timing) -> dict[str, Any]:
-    """Without the repeats."""
+    """Return the results without the repeats."""
     return {name: value for name, value in timing.summary().items() if name != "repeats"}
 
 

@@ -36,7 +36,7 @@ print(json.dumps(out))
 
 
 def measured(folder: Path) -> dict[str, float]:
-    """Microseconds of processor time a row, by sampler and batch size."""
+    """Return microseconds of processor time per row, by sampler and batch size."""
     given = {**os.environ, "PYTHONPATH": f"{folder}/src"}
     done = subprocess.run([sys.executable, "-c", PROGRAM], env=given, stdout=subprocess.PIPE, text=True, check=True)
     return json.loads(done.stdout)

@@ -1,4 +1,4 @@
-"""Kill a learning fleet again and again: rows count once, bits as undisturbed. `python -m benchmarks.fleet_kills`."""
+"""Kill a learning fleet again and again: rows count once, bits stay the same. `python -m benchmarks.fleet_kills`."""
 
 import argparse
 import hashlib
@@ -46,7 +46,7 @@ def learn(path: Path | None, rows: int, hot: int) -> opvi.Fleet:
 
 
 def digest(made: opvi.Fleet) -> dict[str, Any]:
-    """What a fleet has come to: a hash of all bits, and how many rows were learnt or wait."""
+    """Return a hash of a fleet's bits, and how many rows were learnt or are waiting."""
     names = sorted(made.ids)
     states = [made.state(name) for name in names]
     bits = hashlib.sha256(b"".join(np.asarray(leaf).tobytes() for leaf in jax.tree.leaves(states)))
@@ -81,7 +81,7 @@ def killed(path: Path, rows: int, hot: int, kills: int) -> list[int]:
 
 
 def compare(kills: int, rows: int, hot: int) -> dict[str, Any]:
-    """An undisturbed run in memory beside one that was killed."""
+    """Compare an undisturbed run in memory with one that was killed."""
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "fleet"
         cursors = killed(path, rows, hot, kills)

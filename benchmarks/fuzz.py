@@ -23,7 +23,7 @@ CHUNK, SECONDS = 500, 600  # inputs read by one process, and the time it may tak
 
 
 def run(kind: str, inputs: int, folder: Path) -> dict[str, Any]:
-    """Inputs in processes of 500 each; one that dies or hangs is counted, and the next goes on after its input."""
+    """Run inputs in processes of 500 each; one that dies or hangs is counted, and the next continues."""
     counts: Counter[str] = Counter()
     failures: list[Any] = []
     grown, first = 0.0, 0

@@ -1,4 +1,4 @@
-"""A million models of 1 KB in a file: made, taught, killed, resumed; and what a save costs."""
+"""A million models of 1 KB in a file: created, taught, killed and resumed; and what a save costs."""
 
 import argparse
 import json
@@ -60,7 +60,7 @@ def learn(path: Path, models: int, chunk: int, hot: int) -> dict[str, Any]:
 
 
 def killed_and_resumed(path: Path, models: int, chunk: int, hot: int) -> dict[str, Any]:
-    """A process that is killed half-way, and one that ends what it began."""
+    """Run a process that is killed half-way, and one that finishes its work."""
     command = [sys.executable, "-m", "benchmarks.keyed", "--child", str(path)]
     command += [f"--models={models}", f"--chunk={chunk}", f"--hot={hot}"]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as child:

@@ -1,4 +1,4 @@
-"""A run of `opvi learn` killed again and again ends as the run that nobody touched: the same bits.
+"""A run of `opvi learn` killed again and again ends with the bits of an undisturbed run.
 
 `python -m benchmarks.kills --rows 100000 --kills 50 --out bench-output`
 """
@@ -67,7 +67,7 @@ def finish(process: subprocess.Popen[bytes]) -> None:
 
 
 def result(table: Path, folder: Path) -> dict[str, Any]:
-    """All that must be equal: the last checkpoint, the rejected rows, the figures, predictions."""
+    """Return everything that must be equal: the last checkpoint, the rejected rows, the figures, predictions."""
     from opvi.adapters._tables import open_source
     from opvi.app.learn import RunDirectory, predict
     from opvi.app.learn._predict import learnt
@@ -98,7 +98,7 @@ def newest(folder: Path) -> str:
 
 
 def trial(table: Path, work: Path, kills: int, more: list[str], within: float = 0.3, seed: int = 0) -> dict[str, Any]:
-    """One run left alone, one killed `kills` times, at random moments `within` seconds after it saved something."""
+    """Compare an undisturbed run with one killed `kills` times, at random moments `within` seconds after a save."""
     whole, killed, cache = work / "whole", work / "killed", work / "programs"
     finish(start(table, whole, more, cache))
     chance = random.Random(seed)

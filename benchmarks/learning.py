@@ -56,7 +56,7 @@ def write_table(file: Any, rows: int, task: str, block: int = 50_000) -> None:
 
 
 def learnt(table: Path, folder: Path, settings: Settings, save_every: float, show: Any) -> Learner:
-    """What the command does, in this process."""
+    """Run the command in this process."""
     run = RunDirectory(folder)
     asked = Asked(str(table), target="y", settings=settings, save_every=save_every)
     stop = Stop()
@@ -68,7 +68,7 @@ def learnt(table: Path, folder: Path, settings: Settings, save_every: float, sho
 
 
 class Clock:
-    """Processor seconds from the first chunk's end (what was compiled is compiled then) to the last."""
+    """Processor seconds from the end of the first chunk (after compilation) to the last."""
 
     def __init__(self) -> None:
         self.marks: list[tuple[float, int]] = []
@@ -126,7 +126,7 @@ def speed(rows: int, task: str, hidden: tuple[int, ...] | None, work: Path) -> d
 
 
 def late_over_early(learner: Learner, early: Any, repeats: int = 15) -> float:
-    """A chunk's time from the last state over its time from an early one, in turns: neighbours disturb both alike."""
+    """Return a chunk's time from the last state over its time from an early one, timed in turns on a shared machine."""
     rows = draw(np.random.default_rng(1), WARM, "classification" if learner.schema.classes else "regression")
     last = learner.engine.state
 

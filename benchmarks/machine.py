@@ -11,7 +11,7 @@ from typing import Any
 
 
 def machine(command: str = "python -m benchmarks") -> dict[str, Any]:
-    """What the numbers depend on, besides the code."""
+    """Return what the numbers depend on, besides the code."""
     cpuinfo = Path("/proc/cpuinfo")
     lines = cpuinfo.read_text().splitlines() if cpuinfo.exists() else []
     model = next((line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")), "")
@@ -36,7 +36,7 @@ def _version(name: str) -> str | None:
 
 
 def _commit() -> str | None:
-    """Of the checkout that this file is in; a copy without its history is told by OPVI_COMMIT."""
+    """Return the commit of this checkout; for a copy without history, that in OPVI_COMMIT."""
     git = ["git", "-C", str(Path(__file__).parent), "describe", "--always", "--dirty", "--abbrev=40"]
     try:
         return subprocess.run(git, capture_output=True, text=True, check=True).stdout.strip()

@@ -21,7 +21,7 @@ class Timing:
         return float(np.median(self.repeats))
 
     def each(self, count: int) -> "Timing":
-        """The same for one of `count` things done in a call."""
+        """Return the same for one of `count` things done in a call."""
         return Timing(self.first / count, [value / count for value in self.repeats])
 
     def summary(self) -> dict[str, Any]:
@@ -31,7 +31,7 @@ class Timing:
 
 @dataclass(frozen=True)
 class Result:
-    """One line of the table: a value, the target it is held against, and the raw numbers behind it."""
+    """One line of the table: a value, its target, and the raw numbers behind it."""
 
     what: str
     size: str
@@ -53,7 +53,7 @@ class Result:
 
 
 def milliseconds(call: Callable[[], Any]) -> float:
-    """How long a call takes until its arrays are there."""
+    """Return how long a call takes until its arrays are ready."""
     start = time.perf_counter()
     jax.block_until_ready(call())
     return 1e3 * (time.perf_counter() - start)

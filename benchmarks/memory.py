@@ -31,7 +31,7 @@ def child() -> None:
 
 
 def results() -> Iterator[Result]:
-    """The child's numbers; nothing where the kernel does not tell them (only Linux does)."""
+    """Return the child's numbers; nothing if the kernel does not report them (only Linux does)."""
     if not Path("/proc/self/status").exists():
         return
     command = [sys.executable, "-m", "benchmarks.memory"]

@@ -1,4 +1,4 @@
-"""Models in the manner of NumPyro's examples, tracked row by row and beside NUTS.
+"""Models in the style of NumPyro's examples, tracked row by row and compared with NUTS.
 
 `python -m benchmarks.numpyro_models --out docs/results`.
 """
@@ -46,7 +46,7 @@ GRADE = np.digitize(MEAN + RNG.logistic(size=200), [-1.0, 0.5, 2.0]).astype(np.i
 
 
 def slopes(scale: float = 1.0) -> jax.Array:
-    """Three of them."""
+    """Linear regression with three slopes."""
     return numpyro.sample("slopes", dist.Normal(0, scale).expand([3]).to_event(1))
 
 
@@ -63,7 +63,7 @@ def subsampled(x: jax.Array, y: jax.Array) -> None:
 
 
 def robust(x: jax.Array, y: jax.Array) -> None:
-    """Outliers."""
+    """Regression with outliers."""
     scale = numpyro.sample("scale", dist.HalfNormal(1.0))
     numpyro.sample("y", dist.StudentT(4.0, x @ slopes(), scale), obs=y)
 
@@ -133,7 +133,7 @@ def random_rates(x: jax.Array, y: jax.Array) -> None:
 
 
 def ordinal(x: jax.Array, y: jax.Array) -> None:
-    """Grades."""
+    """Ordinal regression."""
     ordered = dist.transforms.OrderedTransform()
     cuts = numpyro.sample("cuts", dist.TransformedDistribution(dist.Normal(0, 1).expand([3]), ordered))
     numpyro.sample("y", dist.OrderedLogistic(x @ slopes(), cuts), obs=y)
@@ -269,7 +269,7 @@ HEADER = ["model", "runs", "worst mean, sds off", "sds, ratio to NUTS", "near", 
 
 
 def table(done: dict[str, dict]) -> dict[str, list]:
-    """Return a table of all runs: how far the worst one was, how many were near, and how many of the others it said."""
+    """Return a table of all runs: the worst error, how many were near NUTS, and how many of the others were flagged."""
     rows = []
     for name, by_batch in sorted(done.items()):
         runs = [trial for trials in by_batch.values() for trial in trials.values()]

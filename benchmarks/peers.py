@@ -46,7 +46,7 @@ def log_density(x: jax.Array, sd: jax.Array) -> jax.Array:
 
 
 def ours(problem: Problem, optimizer: optax.GradientTransformation, **kwargs: Any) -> Stepper:
-    """opvi: the Gaussian is the prior, and a batch of one row says nothing."""
+    """Return opvi's step: the Gaussian is the prior, and a batch of one row carries no information."""
     x, sd = problem
     target = opvi.target(
         log_prior=lambda theta: log_density(theta, sd),
@@ -95,7 +95,7 @@ def single(stepper: Stepper) -> Callable[[], Any]:
 
 
 def empty(stepper: Stepper) -> Callable[[], Any]:
-    """A jitted call from state to state that only adds 1: what no step can beat."""
+    """Return a jitted call from state to state that only adds 1, a lower bound for any step."""
     call = jax.jit(lambda state: jax.tree.map(lambda leaf: leaf + 1, state))
     return lambda: call(stepper.state)
 

@@ -1,4 +1,4 @@
-"""On paper: what 100 nodes and a billion rows a day need, from costs measured on one: `python -m benchmarks.plan`."""
+"""What 100 nodes and a billion rows a day need, estimated from one machine: `python -m benchmarks.plan`."""
 
 import argparse
 import json
@@ -56,7 +56,7 @@ def billion(folder: Path) -> dict[str, float]:
 
 
 def _three(value: float) -> str:
-    """Three digits, written plainly."""
+    """Return a number with three digits."""
     return f"{value:,.0f}" if value >= 1000 else f"{value:.3g}"
 
 

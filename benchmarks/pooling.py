@@ -1,4 +1,4 @@
-"""Many short streams of one population: pooled, each for itself, and all as one model."""
+"""Many short streams from one population: pooled, separate, and as one model."""
 
 import argparse
 import json
@@ -14,7 +14,7 @@ MODELS, NEW, ROWS, FEATURES, NOISE, SPREAD, SEEDS = 1000, 100, 20, 9, 1.0, 0.5, 
 
 
 def data(seed: int) -> tuple[np.ndarray, np.ndarray]:
-    """Inputs `[streams, rows, features]` and targets; a row more than is learnt, and streams of which none is."""
+    """Inputs `[streams, rows, features]` and targets; one extra row per stream, and streams not learnt."""
     rng = np.random.default_rng(seed)
     truth = rng.standard_normal(FEATURES + 1) + SPREAD * rng.standard_normal((MODELS + NEW, FEATURES + 1))
     X = rng.standard_normal((MODELS + NEW, ROWS + 1, FEATURES)).astype(np.float32)
@@ -41,7 +41,7 @@ def followed(X: np.ndarray, y: np.ndarray, ids: np.ndarray, noise: float, pool: 
 
 
 def measure(seed: int) -> dict[str, float]:
-    """The three ways, on one draw of the streams."""
+    """Compare the three ways on one draw of the streams."""
     X, y = data(seed)
     A = np.concatenate([X, np.ones_like(X[..., :1])], -1)[:MODELS, :ROWS].reshape(-1, FEATURES + 1).astype(float)
     targets = y[:MODELS, :ROWS].reshape(-1)

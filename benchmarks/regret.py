@@ -54,7 +54,7 @@ def watched(what: str, size: str, algorithm: opvi.Sampler, particles: int, watch
 
 
 def results() -> Iterator[Result]:
-    """Online MAP, and particles."""
+    """Return the results for online MAP and for particles."""
     target = opvi.linear_regression(FEATURES)
     cost = opvi.regret.quadratic(target, np.eye(FEATURES + 1), np.r_[np.ones(FEATURES), 0.0])
     descent = opvi.online_map(target, step=0.1)

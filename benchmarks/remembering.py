@@ -1,4 +1,4 @@
-"""Whether `memory_rows` helps: rows learnt again, on data without drift and with it, none of them test data."""
+"""Whether `memory_rows` helps: rows learnt again, on data with and without drift; no test data are used."""
 
 import argparse
 import json

@@ -55,7 +55,7 @@ REGRESSIONS = ("ChickWeights", "TrumpApproval")
 
 
 def score(stream: str, make: Callable[[], Any]) -> dict[str, float]:
-    """What River's own evaluation says, and the processor's seconds."""
+    """Return River's own evaluation, and the processor seconds."""
     begun = time.process_time()
     if stream in REGRESSIONS:
         found = {"MAE": metrics.MAE()}

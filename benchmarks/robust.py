@@ -4,7 +4,7 @@ The first part is WoLF's protocol (arXiv 2405.05646): a UCI table in random orde
 and target brought to [0, 1] by the range of the first rows, 10 % of the targets replaced by 50 or -50. Every row is
 predicted before it is learnt, here in batches of 20. Reported are the root of the median squared error over all rows,
 as there, and errors on the rows that are not garbage. Settings were chosen on synthetic streams; kin8nm,
-concrete and yacht were looked at on the way, under other seeds or splits.
+concrete and yacht were looked at during development, under other seeds or splits.
 """
 
 import argparse
@@ -41,7 +41,7 @@ def table(name: str, seed: int) -> tuple[np.ndarray, np.ndarray]:
 
 
 def predicted(X: np.ndarray, y: np.ndarray, seed: int) -> dict[str, np.ndarray]:
-    """What the default regressor said of every row before learning it; rows that do not fill a batch are left out."""
+    """Return the default regressor's prediction of every row before learning it; only full batches count."""
     rows = len(y) // BATCH * BATCH
     made = opvi.regressor(X.shape[1])
     stream = opvi.stream((X[:rows].astype(np.float32), y[:rows].astype(np.float32)), BATCH)

@@ -43,7 +43,7 @@ def results() -> Iterator[Result]:
 
 
 def compile_results() -> Iterator[Result]:
-    """Tracing and compiling one step of the mixture, anew each time."""
+    """Time tracing and compiling one step of the mixture, from scratch each time."""
     batch = opvi.batch(np.zeros(8, np.float32))
 
     def fresh() -> Any:

@@ -97,7 +97,7 @@ def worker(path: str, address: str, processes: int, process: int) -> None:
 
 
 def spread_over(devices: int, processes: int, path: Path) -> dict[str, Any]:
-    """Workers with a core for each device, as far as there are cores; what the first of them measured."""
+    """Run workers with one core per device, as far as there are cores; return what the first of them measured."""
     cores, port = sorted(os.sched_getaffinity(0)), socket.create_server(("127.0.0.1", 0))
     address = f"127.0.0.1:{port.getsockname()[1]}"
     port.close()

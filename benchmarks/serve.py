@@ -47,7 +47,7 @@ def rows_of(table: Path) -> list[dict[str, Any]]:
 
 
 def begin(work: Path, rows: int = 2000, more: tuple[str, ...] = ("--hidden", "none")) -> Path:
-    """A run that has learnt some rows."""
+    """Return a run that has learnt some rows."""
     kills.write_table(work / "table.csv", rows)
     command = ["learn", str(work / "table.csv"), "--target", "y", "--run", str(work / "begun.run"), *more]
     subprocess.run([sys.executable, "-m", "opvi.app.cli", *command], check=True, stdout=subprocess.DEVNULL)
@@ -88,11 +88,11 @@ class Server:
         return self.process.returncode
 
     def seconds(self) -> float:
-        """Of the processor, those of the process that learns included."""
+        """Return processor seconds, including those of the learning process."""
         return sum(map(processor_seconds, family(self.process.pid)))
 
     def learnt(self) -> float:
-        """Rows that are learnt, not only durable."""
+        """Return the number of rows that are learnt, not only durable."""
         return self.figure("opvi_rows_learnt_total")
 
     def figure(self, name: str) -> float:
@@ -102,7 +102,7 @@ class Server:
         return next(float(line.split()[1]) for line in lines if line.startswith(f"{name} "))
 
     def rest(self) -> None:
-        """Wait until all that is durable is learnt."""
+        """Wait until all durable rows are learnt."""
         while self.figure("opvi_queue_rows"):
             time.sleep(0.1)
 
@@ -119,7 +119,7 @@ def processor_seconds(process: int) -> float:
 
 
 def resident(process: int) -> float:
-    """MiB of memory, of its children, too."""
+    """Return the memory of a process and its children in MiB."""
     pages = (int(Path(f"/proc/{one}/statm").read_text().split()[1]) for one in family(process))
     return sum(pages) * os.sysconf("SC_PAGE_SIZE") / 2**20
 
@@ -141,7 +141,7 @@ async def ask(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, reques
 
 
 async def clients(port: int, count: int, request: bytes, seconds: float) -> tuple[list[float], int]:
-    """So many clients, each of which asks again when it is answered; times of the answers, and refusals."""
+    """Run clients that each send a request when the last one is answered; return response times and refusals."""
     times: list[float] = []
     refusals = 0
 
@@ -168,7 +168,7 @@ async def clients(port: int, count: int, request: bytes, seconds: float) -> tupl
 async def measured(
     server: Server, path: str, row: Any, count: int, seconds: float, rows: int = 1, beside: bytes = b""
 ) -> dict[str, float]:
-    """Rates by the wall and by the server's processor, and the times of the answers."""
+    """Return rates by wall-clock and by the server's processor time, and response times."""
     body = json.dumps(row if rows == 1 else [row] * rows).encode()
     await clients(server.port, count, http(path, body), min(1.0, seconds / 4))
     if path != "/":
@@ -277,7 +277,7 @@ class Sender:
 def killed(
     run: Path, rows: list[dict[str, Any]], times: int, cache: Path | None = None, seed: int = 0
 ) -> dict[str, Any]:
-    """Serve a run under load and kill it so many times; whether each acknowledged row is learnt once, to the bit."""
+    """Serve a run under load and kill it repeatedly; return whether each acknowledged row is learnt once."""
     from opvi.app.learn import RunDirectory
     from opvi.app.serve import Options, _service
 

@@ -43,7 +43,7 @@ def table(rows: int, keys: int) -> pd.DataFrame:
 
 
 def write(folder: Path, rows: int, keys: int, trigger: int) -> None:
-    """A file for each trigger."""
+    """Write one file per trigger."""
     (folder / "in").mkdir()
     whole = table(rows, keys)
     for begin in range(0, rows, trigger):
@@ -51,7 +51,7 @@ def write(folder: Path, rows: int, keys: int, trigger: int) -> None:
 
 
 def run(folder: Path, partitions: int, batch_size: int) -> list[dict[str, Any]]:
-    """Learn all files that are new since the last time, one in each trigger; return Spark's words on each."""
+    """Learn all files that are new since the last time, one in each trigger; return Spark's progress report on each."""
     from opvi.adapters import spark as adapter
 
     spark = _session(partitions)
@@ -122,7 +122,7 @@ def rates(rows: int, keys: int, trigger: int) -> dict[str, Any]:
 
 
 def processor_seconds() -> float:
-    """Of this process and all that it has started: Java, and the workers that Java has started."""
+    """Return the processor seconds of this process and its descendants: Java and its workers."""
     mine, total = os.getsid(0), 0
     for path in Path("/proc").glob("[0-9]*/stat"):
         try:
@@ -140,7 +140,7 @@ def child(folder: Path, *given: object) -> subprocess.Popen[str]:
 
 
 def killed(kills: int, partitions: int, rows: int = 30_000, keys: int = 500, trigger: int = 1000) -> dict[str, Any]:
-    """Kill the driver, Java and workers at random moments; compare what the checkpoint holds with a calm fleet."""
+    """Kill the driver, Java and workers at random moments; compare the checkpoint with an undisturbed fleet."""
     rng, done = np.random.default_rng(partitions), []
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)

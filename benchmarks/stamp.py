@@ -25,7 +25,7 @@ def stamp(*paths: str, root: Path = ROOT) -> dict[str, str]:
 
 
 def changed(results: dict, root: Path = ROOT) -> list[str]:
-    """Return the sources of some results that are not what they were."""
+    """Return the sources of some results that have changed since."""
     return [path for path, was in results.get("sources", {}).items() if was not in _hashes(root / path)]
 
 

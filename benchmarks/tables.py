@@ -1,4 +1,4 @@
-"""What reading a table and turning it into numbers costs a row, by format: `python -m benchmarks.tables`."""
+"""What reading and encoding a table costs per row, by format: `python -m benchmarks.tables`."""
 
 import argparse
 import gzip

@@ -3,7 +3,7 @@
 `hangs` runs each case many times with 2 and 4 threads; before matrices were factored one at a time, networks by
 `opvi.gauss_newton` never ended. `pairs` lets two models learn after each other and beside each other, in turn, and says
 how many cores they kept busy. `soak` lets four threads learn and eight predict. Parts can be run alone: what is in
-`threads.json` of the others stays.
+`threads.json` about the others is kept.
 """
 
 import argparse
@@ -40,7 +40,7 @@ def data(rows: int = ROWS) -> tuple[np.ndarray, np.ndarray]:
 
 
 def cases() -> dict[str, Callable[[int], np.ndarray]]:
-    """What hung, and what is like it: a function of the seed that learns and returns its particles."""
+    """Return what used to hang, and similar cases: functions of a seed that learn and return particles."""
     X, y = data()
 
     def run(sampler: opvi.types.Sampler, size: int, **more: Any) -> Callable[[int], np.ndarray]:
@@ -59,7 +59,7 @@ def cases() -> dict[str, Callable[[int], np.ndarray]]:
 
 
 def hangs(runs: int, only: str | None) -> dict[str, Any]:
-    """Each case so often in 2 and in 4 threads."""
+    """Run each case repeatedly in 2 and in 4 threads."""
     out = {}
     for name, case in cases().items():
         if only and only not in name:
@@ -108,7 +108,7 @@ def pairs(turns: int, only: str | None) -> dict[str, Any]:
 
 
 class Busy(NamedTuple):
-    """Seconds."""
+    """Wall-clock, processor and ready seconds."""
 
     wall: float
     spent: float  # of the processor
@@ -124,7 +124,7 @@ def _busy(work: Callable[[], Any]) -> Busy:
 
 
 def _ready(only: str = "") -> float:
-    """Seconds in which threads ran or were ready to, by Linux' own count; those that have ended left theirs behind."""
+    """Return the seconds in which threads ran or were ready to run, as counted by Linux; ended threads are included."""
     paths = [Path(only)] if only else [task / "schedstat" for task in Path("/proc/self/task").iterdir()]
     known = sum(sum(map(int, path.read_text().split()[:2])) for path in paths if path.exists()) / 1e9
     return known + (0.0 if only else sum(_ended))

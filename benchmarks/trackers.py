@@ -24,7 +24,7 @@ def arrays(rows: int, features: int = FEATURES) -> tuple[np.ndarray, np.ndarray]
 
 
 def results() -> Iterator[Result]:
-    """Whole runs, then the two lines."""
+    """Return the results: whole runs, then the two growth rates."""
     yield gauss_newton_run()
     yield regressor_row()
     yield from growth()
@@ -46,7 +46,7 @@ def gauss_newton_run() -> Result:
 
 
 def regressor_row() -> Result:
-    """The default regressor on 8 features, a row, once the first 1,000 rows (its start-up) are behind it."""
+    """Time one row of the default regressor on 8 features, after its first 1,000 rows."""
     tracker = opvi.regressor(FEATURES)
     x, y = arrays(1100 + 4000)
     begun, _ = opvi.run(tracker, opvi.stream((x[:1100], y[:1100]), ROWS), 0)

@@ -53,7 +53,7 @@ def ours(columns: int, seed: int, drifting: bool) -> dict[str, float]:
 
 
 def boosting(columns: int, seed: int, drifting: bool) -> dict[str, float]:
-    """Gradient boosting on all rows so far, or where they drift on the last 1,000, whichever did better before."""
+    """Return errors of gradient boosting on all rows so far or on the last 1,000, whichever did better before."""
     from sklearn.ensemble import HistGradientBoostingRegressor as Boosting
 
     X, y = drawn(columns, seed, drifting)
@@ -103,7 +103,7 @@ def summary(found: list[dict[str, float]]) -> dict[str, dict[str, float]]:
 
 
 def one(columns: int) -> dict[str, Any]:
-    """All about one width."""
+    """Return all measurements of one width."""
     out: dict[str, Any] = {"cost": cost(columns), "chosen": opvi.regressor(columns).about}
     for name, drifting in (("still", False), ("drifting", True)):
         out[name] = {

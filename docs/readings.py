@@ -14,7 +14,7 @@ ROOT = Path(__file__).resolve().parent.parent
 FOLDERS = ("src", "arena", "benchmarks", "paper")  # of docstrings
 SHOWN = ("src", "arena")  # of messages: what a user meets
 SKIPPED = re.compile(r"^ *(```+|~~~+).*?^ *\1 *$|<!--.*?-->|\$\$.*?\$\$", re.DOTALL | re.MULTILINE)
-END = re.compile(r"(?<=[.?!:])[\"')*]*\s+(?=[\"'(*`\[]*[A-Z0-9`$⌈])")
+END = re.compile(r"(?<=[.?!])[\"')*]*\s+(?=[\"'(*`\[]*[A-Z0-9`$⌈])")
 WORDS = re.compile(r"[^\W\d_]{2,}")
 PRINTERS = {"print", "warn", "add_argument", "add_parser", "ArgumentTypeError", "SystemExit", "say", "fail"}
 
@@ -36,7 +36,7 @@ def docstrings() -> Iterator[tuple[str, str]]:
 
 
 def sentences() -> Iterator[tuple[str, str]]:
-    """Yield the sentences of README and pages, list items and cells of tables included, of five words or more."""
+    """Yield the sentences of README and pages, list items and cells included, of six words or more, code aside."""
     pages = [
         ROOT / "README.md",
         *sorted((ROOT / "docs").glob("*.md")),
@@ -44,10 +44,13 @@ def sentences() -> Iterator[tuple[str, str]]:
     ]
     for page in pages:
         text = SKIPPED.sub("\n\n", page.read_text(encoding="utf-8"))
-        text = re.sub(r"^\|(.*)\|$", lambda row: "\n\n".join(row[1].split("|")), text, flags=re.MULTILINE)
+        text = re.sub(
+            r"^\|(.*)\|$", lambda row: "\n\n" + row[1].replace("|", "\n\n") + "\n\n", text, flags=re.MULTILINE
+        )
         for paragraph in re.split(r"\n\s*\n|\n(?=\s*(?:[-*]|\d+\.) )", text):
             for sentence in END.split(" ".join(paragraph.split())):
-                if len(WORDS.findall(sentence)) >= 5 and not sentence.startswith(("!", "#", ":::")):
+                said = re.sub(r"`[^`]*`|\]\([^)]*\)", "", sentence)
+                if len(WORDS.findall(said)) >= 6 and not sentence.startswith(("!", "#", ":::")):
                     yield page.relative_to(ROOT).as_posix(), sentence
 
 

@@ -1,4 +1,4 @@
-"""The learners behind `--mode best`: what `opvi.tracker` picks. To try another on all experiments, exchange it here."""
+"""The learners behind `--mode best`: what `opvi.tracker` picks. To try another on all experiments, replace it here."""
 
 import math
 from collections.abc import Callable
@@ -24,7 +24,7 @@ WEIGHT_SPREAD = {"ReLU": math.sqrt(2), "tanh": 1.0}
 
 
 def regressor(features: int, activation: str, *, hidden: int, particles: int) -> Learner:
-    """For kin8nm."""
+    """Return the learner for kin8nm."""
     target = opvi.mlp(features, (hidden,), activation=ACTIVATIONS[activation], prior_variance=None, bias_spread=0.5)
     settings = {
         "activation": activation,
@@ -36,7 +36,7 @@ def regressor(features: int, activation: str, *, hidden: int, particles: int) ->
 
 
 def classifier(features: int, classes: int, activation: str, *, hidden: int, particles: int) -> Learner:
-    """For MNIST."""
+    """Return the learner for MNIST."""
     spread = WEIGHT_SPREAD[activation]
     target = opvi.mlp(
         features,
@@ -57,7 +57,7 @@ def classifier(features: int, classes: int, activation: str, *, hidden: int, par
 
 
 def mixture(variance: float, particles: int) -> Learner:
-    """For the two-parameter mixture."""
+    """Return the learner for the two-parameter mixture."""
     tracker = opvi.tracker(opvi.gaussian_mixture(variance), example=np.zeros(1, np.float32), particles=particles)
     return _learner(tracker, {"start": "from the prior"})
 

@@ -24,7 +24,7 @@ POINTS = 50  # of a curve
 
 
 class Stream(NamedTuple):
-    """Rows in the order in which they come, and rows to test on at the end, if any."""
+    """Rows in order, and rows to test on at the end, if any."""
 
     X: np.ndarray
     y: np.ndarray
@@ -33,7 +33,7 @@ class Stream(NamedTuple):
 
 
 class Wanted(NamedTuple):
-    """What is to be reached."""
+    """The goals."""
 
     accuracy: float
     log_loss: float
@@ -89,7 +89,7 @@ STREAMS: dict[str, Callable[[int], Stream]] = {
 
 @partial(jax.jit, static_argnums=0)
 def _pass(tracker: Any, key: Any, state: Any, X: Array, y: Array) -> tuple[Any, Array]:
-    """Rounds one after the other, with the probabilities that each batch was given before it was learnt."""
+    """Run all rounds; return the probabilities predicted for each batch before it was learnt."""
 
     def one(state: Any, rows: tuple[Array, Array]) -> tuple[Any, Array]:
         state, info = tracker.step(key, state, Batch(rows, jnp.ones(len(rows[1]))))
@@ -99,7 +99,7 @@ def _pass(tracker: Any, key: Any, state: Any, X: Array, y: Array) -> tuple[Any, 
 
 
 def prequential(tracker: opvi.types.Sampler, X: np.ndarray, y: np.ndarray, seed: int) -> tuple[Any, np.ndarray]:
-    """The state after all full batches of 20 rows, and what was predicted for each row before it was learnt."""
+    """Return the state after all full batches of 20 rows, and what was predicted for each row before learning it."""
     key = jax.random.key(seed)
     state = tracker.init(key)
     rounds = len(y) // BATCH
@@ -113,7 +113,7 @@ def prequential(tracker: opvi.types.Sampler, X: np.ndarray, y: np.ndarray, seed:
 
 
 def scores(p: np.ndarray, y: np.ndarray, bins: int = 15) -> dict[str, float]:
-    """Accuracy, mean log loss, and the gap between confidence and accuracy over bins of confidence."""
+    """Return accuracy, mean log loss, and the gap between confidence and accuracy over bins of confidence."""
     y = y[: len(p)]
     confidence, right = p.max(1), p.argmax(1) == y
     index = np.minimum((confidence * bins).astype(int), bins - 1)
@@ -126,7 +126,7 @@ def scores(p: np.ndarray, y: np.ndarray, bins: int = 15) -> dict[str, float]:
 
 
 def trial(make: Callable[[int], Stream], index: int) -> Record:
-    """One pass: scored on every batch before it is learnt, and on the test rows where there are some."""
+    """Run one pass, scored on every batch before it is learnt, and on the test rows if there are any."""
     seed = FIRST_SEED + index
     stream = make(seed)
     tracker = opvi.classifier(stream.X.shape[1], stream.classes)
@@ -154,7 +154,7 @@ def trial(make: Callable[[int], Stream], index: int) -> Record:
 
 
 def _repeated(y: np.ndarray) -> float:
-    """Accuracy of predicting for a whole batch the last label of the batch before."""
+    """Return the accuracy of repeating the last label of the previous batch for a whole batch."""
     batches = y[: len(y) // BATCH * BATCH].reshape(-1, BATCH)
     return float((batches[1:] == batches[:-1, -1:]).mean())
 

@@ -216,12 +216,12 @@ def _run_all(
 
 
 def _spelt(words: list[str], options: argparse.Namespace) -> str:
-    """The command as the results file has it."""
+    """Return the command as written into the results file."""
     return shlex.join([*COMMAND, *words, *(["--smoke"] if options.smoke else [])])
 
 
 def _design(options: argparse.Namespace) -> None:
-    """A table and a figure of what batch-size rules cost and leave."""
+    """Write a table and a figure of the rows that batch-size rules take and the errors they leave."""
     import opvi
 
     rules = {f"B = {options.batch}": opvi.schedules.static(options.batch)}

@@ -1,4 +1,4 @@
-"""The data of the experiments: from your files, from OpenML, or made up here; read only when verified.
+"""The data of the experiments: from your files, from OpenML, or synthetic; read only after verification.
 
 With the environment variable `OPVI_DATA` set, files are read from that folder:
 
@@ -31,7 +31,7 @@ FOLDER = "OPVI_DATA"
 
 
 class DataError(Exception):
-    """Data that cannot be had, or that are not what they should be."""
+    """Data that are unavailable, or not what they should be."""
 
 
 class Regression(NamedTuple):
@@ -96,7 +96,7 @@ TRAINING_ROWS, PIXELS = 60_000, 784
 
 
 def load(name: str) -> Any:
-    """The data set of that name: `kin8nm`, `mnist`, `robot_arm` or `digits`."""
+    """Return the data set of that name: `kin8nm`, `mnist`, `robot_arm` or `digits`."""
     loaders: dict[str, Callable[[], Any]] = {
         "kin8nm": kin8nm,
         "mnist": mnist,
@@ -193,7 +193,7 @@ UCI = {
 def uci_split(name: str, split: int) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
     """X, y, X_test, y_test of a standard split (Hernández-Lobato's) of a UCI regression set, in the split's order.
 
-    Read from `uci_regression/NAME.npz` in the folder of `OPVI_DATA`; nothing else has these splits in one piece.
+    Read from `uci_regression/NAME.npz` in the folder of `OPVI_DATA`; no other source has all of these splits.
     """
     if name not in UCI:
         raise DataError(f"`{name}` is no regression set known here; choose one of {', '.join(UCI)}.")
@@ -249,12 +249,12 @@ def posteriordb(name: str) -> ReferencePosterior:
 
 
 def robot_arm(rows: int = 8192, seed: int = 0, noise: float = 0.05) -> Regression:
-    """A planar arm of eight links, made up here: its joint angles, and how far its end is from a point.
+    """Return a simulated planar arm of eight links: its joint angles, and the distance of its end from a point.
 
     Args:
-        rows: how many.
-        seed: of numpy's generator.
-        noise: standard deviation of what is added to the distance.
+        rows: the number of rows.
+        seed: the seed of NumPy's generator.
+        noise: the standard deviation of noise added to the distance.
     """
     rng = np.random.default_rng(seed)
     angles = rng.uniform(-np.pi / 2, np.pi / 2, (rows, 8))
@@ -289,7 +289,7 @@ def _folder() -> Path | None:
 
 
 def _read(folder: Path, file: _File) -> bytes:
-    """The file's bytes, if they are the ones expected."""
+    """Return the file's bytes, if they are the expected ones."""
     path = folder / file.path
     try:
         content = path.read_bytes()
@@ -324,7 +324,7 @@ def cache_folder() -> Path:
 
 
 def _openml(name: str) -> tuple[Any, Any]:
-    """Features and target of an OpenML data set, from the cache where it is there already."""
+    """Return features and target of an OpenML data set, from the cache if it is there."""
     datasets = _sklearn()
     try:
         with warnings.catch_warnings():

@@ -1,4 +1,4 @@
-"""`make demo`: samplers beside the exact posterior, on a stream that stays as it is and on one that moves."""
+"""`make demo`: samplers beside the exact posterior, on a stationary stream and on one that moves."""
 
 import argparse
 import json
@@ -32,7 +32,7 @@ def methods() -> dict[str, tuple[opvi.types.Sampler, Any]]:
 
 
 def rows_seen(compared: opvi.running.Compared, t: int) -> int:
-    """Rows that a method had seen after round t."""
+    """Return how many rows a method had seen after round t."""
     return int(compared.history.info.rows[t - 1])
 
 
@@ -42,7 +42,7 @@ def draw_picture(
     errors: dict[str, list[float]],
     path: Path,
 ) -> Path:
-    """Particles over the exact posterior of the rows seen, as the stream goes by."""
+    """Draw particles over the exact posterior of the rows seen, along the stream."""
     import matplotlib.pyplot as plt
 
     from paper import plots
@@ -75,7 +75,7 @@ def distances(
 
 
 def print_table(errors: dict[str, list[float]], floor: float) -> None:
-    """The distances, and what exact draws would have."""
+    """Print the distances, and those of exact draws."""
     from rich.console import Console
     from rich.table import Table
 

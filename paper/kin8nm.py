@@ -56,12 +56,12 @@ class Split(NamedTuple):
 
     @property
     def scale(self) -> float:
-        """One standard deviation of y."""
+        """The standard deviation of y."""
         return float(self.sd[-1])
 
 
 def clean_split(source: data.Regression, index: int, dev: int = DEV_ROWS) -> Split:
-    """90 % to learn from, 10 % to test on; standardised by the rows learnt from alone."""
+    """Return 90 % of the rows to learn from and 10 % to test on, standardised by the former alone."""
     # numpy's old generator, whose numbers are frozen for good: split 7 stays split 7
     order = np.random.RandomState(1000 + index).permutation(len(source.y))
     n = round(0.9 * len(order))
@@ -69,7 +69,7 @@ def clean_split(source: data.Regression, index: int, dev: int = DEV_ROWS) -> Spl
 
 
 def authors_split(source: data.Regression, dev: int = DEV_ROWS) -> Split:
-    """The authors' one split. Their slice `data[:index[n]]` standardises by the first rows of the file."""
+    """Return the authors' only split. Their slice `data[:index[n]]` standardises by the first rows of the file."""
     rng = np.random.RandomState(1)
     order = rng.choice(len(source.y), len(source.y), replace=False)
     n = round(0.9 * len(order)) - dev
@@ -117,7 +117,7 @@ class Method(NamedTuple):
 
 
 def growing(rounds: int, rows: int | None) -> list[int]:
-    """⌈t^.55⌉, or the same growth brought to `rows` rows in all."""
+    """Return the rule ⌈t^.55⌉, or the same growth scaled to `rows` rows in total."""
     rule = (
         opvi.schedules.power(0.55)
         if rows is None
@@ -181,7 +181,7 @@ def paper_rows(source: data.Regression, size: Size, authors: bool) -> list[Row]:
 
 
 def taken(sizes: list[int], tries: int) -> tuple[list[int], int]:
-    """Batch sizes of a try whose counter was never reset in the `tries` before, and rows gone by before it.
+    """Return the batch sizes of a try whose counter was not reset in the `tries` before, and the rows before it.
 
     The authors' counter of constant batches starts at 1, so that even their first try skips a batch. That is
     kept in every mode: with a step that never shrinks, the last batches decide the third digit.
@@ -199,7 +199,7 @@ def taken(sizes: list[int], tries: int) -> tuple[list[int], int]:
 def run_rows(
     sampler: opvi.types.Sampler, train: Any, sizes: list[int], key: Any, start: Particles
 ) -> tuple[Any, float]:
-    """One run over the training rows, wrapped around where they end; the rows visited are counted and checked."""
+    """Run once over the training rows, starting over at their end; the rows visited are counted and checked."""
     batches = opvi.stream(train, opvi.schedules.sizes(sizes), rounds=len(sizes), passes=None)
     state, history = opvi.run(sampler, batches, key, particles=start)
     if int(state.rows) != sum(sizes) or int(state.round) != len(sizes):
@@ -208,14 +208,14 @@ def run_rows(
 
 
 def normals(target: opvi.Target, particles: Particles, x: Array) -> opvi.Normal:
-    """What each particle says: leaves `[n, B]`."""
+    """Return each particle's prediction: leaves `[n, B]`."""
     components = opvi.predict(target, particles, x).components
     assert isinstance(components, opvi.Normal)
     return components
 
 
 def _guess_noise(target: opvi.Target, start: Particles, split: Split) -> Particles:
-    """The first noise precision of SVGD's and of the authors' code: each network's error on rows not scaled."""
+    """Return the initial noise precision of SVGD's and the authors' code: each network's error on unscaled rows."""
     x, y = (part[:1000] for part in split.train)
     x, y = x * split.sd[:-1] + split.mean[:-1], y * split.sd[-1] + split.mean[-1]
     guess = normals(target, start, x).mean
@@ -249,7 +249,7 @@ def _scorer(target: opvi.Target) -> Callable[[Particles, Split], Record]:
 
 
 def _mixture(error: np.ndarray, variance: np.ndarray) -> float:
-    """Mean log density of an even mixture of Gaussians, `[particles, rows]`."""
+    """Return the mean log density of an equal-weight mixture of Gaussians, `[particles, rows]`."""
     log_density = -0.5 * (error**2 / variance + np.log(2 * np.pi * variance))
     return float((np.logaddexp.reduce(log_density, 0) - math.log(len(error))).mean())
 
@@ -357,7 +357,7 @@ def _checks(mode: str, book: Book) -> list[Check]:
 
 
 def _draw(book: Book, _: Path) -> Any:
-    """RMSE of every split as a dot, over the printed mean."""
+    """Draw the RMSE of every split as a dot, over the printed mean."""
     import matplotlib.pyplot as plt
 
     from paper import plots

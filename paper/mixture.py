@@ -58,12 +58,12 @@ def to_midpoint_gap(theta: Any) -> np.ndarray:
 def exact_posterior(
     rows: Any, variance: float = 2.0, prior_variance: tuple[float, float] = (10.0, 1.0), weight: Any = None
 ) -> GridPosterior:
-    """The posterior after these rows, in float64, on a grid fitted to where its mass lies.
+    """Return the posterior after these rows, in float64, on a grid fitted to its mass.
 
     Args:
         rows: the data, `[N]`.
         variance, prior_variance: as in `opvi.gaussian_mixture`.
-        weight: how much each row counts, e.g. after forgetting; 1 if not given.
+        weight: how much each row counts, e.g. after forgetting; 1 if omitted.
     """
     x = np.asarray(rows, float)
     w = np.ones(len(x)) if weight is None else np.asarray(weight, float)
@@ -105,13 +105,13 @@ def _grid(midpoints: Any, gaps: Any, x: Any, w: Any, variance: Any, prior: Any) 
 def tracking_error(
     particles: Any, posterior: GridPosterior, *, folded: bool = True, draws: int = 8, seed: int = 0
 ) -> float:
-    """W2 from the particles to exact draws, in units of the posterior's standard deviation.
+    """Return W2 from the particles to exact draws, in units of the posterior's standard deviation.
 
     Args:
         particles: `[n, 2]` in $(\\theta_1, \\theta_2)$.
-        posterior: what they should follow.
+        posterior: the posterior they should follow.
         folded: fold the two mirrored modes onto one.
-        draws: exact (stratified) draws for each particle.
+        draws: the number of exact (stratified) draws per particle.
     """
     exact = posterior.draw(draws * len(particles), seed, stratified=True)
     x, y = (to_theta(to_midpoint_gap(sample), folded) for sample in (particles, exact))

@@ -149,7 +149,7 @@ def best_rows(source: data.Classification, size: Size) -> list[Row]:
 
 
 def looker(source: data.Classification, predict: Callable[[Any, Array], Any]) -> Callable[[Any], Any]:
-    """Accuracy, NLL and calibration error of a state on the test rows, compiled once."""
+    """Return a compiled function for accuracy, NLL and calibration error of a state on the test rows."""
     x, y = jnp.asarray(source.X_test), jnp.asarray(source.y_test)
 
     @jax.jit
@@ -250,7 +250,7 @@ def _line(printed: dict[str, float], budget: int, name: str, records: list[Recor
 
 
 def _at_rows(curve: dict[str, Any], budget: int) -> float:
-    """Accuracy at the last look within 2 % of a budget of rows."""
+    """Return the accuracy at the last evaluation within 2 % of a budget of rows."""
     within = np.asarray(curve["rows"]) <= 1.02 * budget
     return float(np.asarray(curve["accuracy"])[within][-1])
 

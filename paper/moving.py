@@ -1,6 +1,6 @@
-r"""A posterior that moves, and particles that follow it: exact on a grid, measured, and as an animation.
+r"""A moving posterior and particles that follow it: exact on a grid, measured, and animated.
 
-The mixture's midpoint and gap go around a closed curve. What is to be followed is the posterior that forgets,
+The mixture's midpoint and gap go around a closed curve. The particles should follow the forgetting posterior,
 $\log p_t = \gamma \log p_{t-1} + (1 - \gamma) \log p_0 + \ell_t$. The first lap is a run-in; the second is shown.
 """
 
@@ -23,7 +23,7 @@ DRAWS = 4  # exact draws a particle, for the distance
 
 
 class Lap(NamedTuple):
-    """What was seen on the second lap, frame by frame."""
+    """The second lap, frame by frame."""
 
     rounds: list[int]
     truth: np.ndarray  # [frames, 2], midpoint and gap
@@ -50,7 +50,7 @@ def samplers() -> dict[str, opvi.types.Sampler]:
 
 
 def drifting_rows(seed: int) -> np.ndarray:
-    """Two laps of rows, `[rounds, BATCH]`; none is repeated."""
+    """Return two laps of rows, `[rounds, BATCH]`; none is repeated."""
     rng = np.random.default_rng(seed)
     midpoint, gap = truth(np.arange(1, 2 * LAP + 1))[..., None].transpose(1, 0, 2)
     side = rng.choice([-0.5, 0.5], (2 * LAP, BATCH))

@@ -1,4 +1,4 @@
-"""One look for every figure: readable in print and on a dark page, safe for colour-blind readers."""
+"""One style for every figure: readable in print and on a dark page, safe for colour-blind readers."""
 
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -21,7 +21,7 @@ INK, PAPER = "#222222", "#FFFFFF"
 
 @contextmanager
 def style() -> Iterator[None]:
-    """The project's look, for the figures made inside."""
+    """Use the project's style for figures made within this block."""
     settings: Any = {
         "axes.prop_cycle": cycler(color=COLOURS),
         "axes.spines.top": False,
@@ -59,7 +59,7 @@ def particles_over_density(
 
 
 def save(figure: Figure, path: str | Path) -> Path:
-    """Write the figure (the ending picks the format), make its folder if need be, and free its memory."""
+    """Write the figure (the suffix selects the format), create its folder if needed, and free its memory."""
     path = Path(path)
     path.parent.mkdir(parents=True, exist_ok=True)
     figure.savefig(path, bbox_inches="tight")

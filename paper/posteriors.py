@@ -1,4 +1,4 @@
-r"""Six posteriors of posteriordb as targets over unconstrained parameters, and the way back to the named ones.
+r"""Six posteriors of posteriordb as targets over unconstrained parameters, with maps back to the named ones.
 
 A positive parameter $\sigma$ is sampled as $\log \sigma$, a share $\theta$ as its logit, ordered means as the first
 one and the log of the gap; each log prior includes the log of the Jacobian.
@@ -20,7 +20,7 @@ START = 2.0  # starting particles are uniform in ±START on the unconstrained sc
 
 
 class Posterior(NamedTuple):
-    """A model with its rows, and what long runs of a reference sampler said about it."""
+    """A model with its rows, and draws from long runs of a reference sampler."""
 
     target: opvi.Target
     rows: Data

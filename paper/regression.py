@@ -27,7 +27,7 @@ WANTED = {
 
 
 def rows(name: str, smoke: bool, split: int) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
-    """X, y, X_test, y_test of a split, in their order."""
+    """Return X, y, X_test, y_test of a split, in order."""
     if smoke:
         arm = data.robot_arm(160, seed=split)
         return arm.X[:120], arm.y[:120], arm.X[120:], arm.y[120:]
@@ -92,5 +92,5 @@ def _checks(book: Book) -> list[Check]:
 
 
 def _draw(book: Book, _: Path) -> Any:
-    """The figure of `python -m benchmarks.rivals` has these numbers, beside others' on the same rows."""
+    """Draw nothing: the figure of `python -m benchmarks.rivals` has these numbers beside others' on the same rows."""
     return None

@@ -1,4 +1,4 @@
-r"""The paper's theory held against runs: regret of online MAP, its bounds, and the gradient errors behind them.
+r"""The paper's theory compared with runs: regret of online MAP, its bounds, and the gradient errors behind them.
 
 Linear and logistic regression, still and drifting, with static, growing and saturating batches drawn without
 replacement; then error sums over 6,400 rounds, the variance of batches, and Lemma 1.
@@ -32,7 +32,7 @@ FIRST_SEED = 30_000  # of the batches drawn; the rows they are drawn from are th
 
 
 class Problem(NamedTuple):
-    """What batches are drawn from in every round."""
+    """The data that batches are drawn from in every round."""
 
     target: opvi.Target
     cost: regret.Cost
@@ -57,7 +57,7 @@ def turned(angle: float) -> np.ndarray:
 
 @cache
 def linear(drifts: bool, total: int, rounds: int) -> Problem:
-    """Rows that stay, with a truth that turns by $.2\\,t^{-1/2}$ a round: comparators in closed form."""
+    """Return fixed rows, with a truth that turns by $.2\\,t^{-1/2}$ per round: comparators in closed form."""
     rng = np.random.default_rng(1)
     X = (rng.normal(size=(total, FEATURES)) * np.linspace(0.7, 1.0, FEATURES)).astype(np.float32)
     noise = rng.normal(size=total)
@@ -155,12 +155,12 @@ def watched(model: str, drifts: bool, length: Length, decays: bool) -> tuple[Pro
 
 
 def checkpoints(rounds: int) -> np.ndarray:
-    """Rounds whose sums are kept: four to each doubling."""
+    """Return the rounds whose sums are kept: four per doubling."""
     return np.unique(np.round(rounds / 2 ** (np.arange(4 * math.log2(rounds) + 1) / 4)).astype(int))
 
 
 def trial(model: str, drifts: bool, rule: BatchRule, decays: bool, size: Size, seed: int) -> Record:
-    """One stream, descended along and watched, with the bounds at every T beside it."""
+    """Run descent on one stream and watch it, with the bounds at every T."""
     length: Length = getattr(size, model)
     rounds = length.rounds
     problem, descent, watch, step = watched(model, drifts, length, decays)

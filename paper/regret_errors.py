@@ -27,7 +27,7 @@ def growing(rho: float) -> str:
 
 @cache
 def problem() -> tuple[opvi.types.Sampler, Any]:
-    """Linear regression on endless rows: descent, and a watch that knows the true cost."""
+    """Return descent for linear regression on endless rows, and a watch that knows the true cost."""
     target = opvi.linear_regression(FEATURES)
     cost = regret.quadratic(target, np.eye(target.dim), turned(0.0))
     step = 1 / (4 * regret.smoothness(cost, 1))
@@ -35,7 +35,7 @@ def problem() -> tuple[opvi.types.Sampler, Any]:
 
 
 def fresh(rule: BatchRule, rounds: int, seed: int) -> Iterator[Batch]:
-    """Rows never seen before, round after round."""
+    """Return new rows for every round."""
     rng = np.random.default_rng(FIRST_SEED + seed)
     truth = turned(0.0).astype(np.float32)
     for t in range(1, rounds + 1):
@@ -68,7 +68,7 @@ def sum_trial(rule: BatchRule, size: Size, seed: int) -> Record:
 
 
 def _late(sums: np.ndarray) -> float:
-    """The part of a sum from the rounds that slopes are measured over: w has arrived, and Λ stays."""
+    """Return the part of a sum from the rounds over which slopes are measured: w has converged, and Λ is constant."""
     return float(sums[-1] - sums[len(sums) // 16 - 1])
 
 
@@ -110,7 +110,7 @@ def experiment(smoke: bool) -> Experiment:
 
 
 def theory(name: str) -> float:
-    """The slope that the rule of this row should show."""
+    """Return the slope that the rule of this row should have."""
     return {STATIC: 1.0, **{growing(rho): 1 - rho / 2 for rho in RHOS}}[name]
 
 

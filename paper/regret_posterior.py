@@ -91,8 +91,8 @@ def half_flow(target: opvi.Target, repulsion: float = 0.5, substeps: int = 4) ->
       A \gets A + F$$
 
     for parts $\ell$ of each batch's log likelihood, with curvature F. `opvi.gain_one` uses a matrix for $\lambda$,
-    exact for steps of any size; but what its particles' covariance lacks at the start stays. This one sees the
-    particles' own covariance $\hat C$, and so forgets how they started.
+    exact for steps of any size; but errors of its particles' covariance at the start remain. This one uses the
+    particles' own covariance $\hat C$, and so forgets its start.
     """
     return HalfFlow(target, repulsion, substeps)
 
@@ -130,7 +130,7 @@ def _part(sampler: HalfFlow, x: Particles, A: Array, share: Array, batch: Batch)
 
 
 def methods() -> dict[str, tuple[Sampler, dict[str, Any]]]:
-    """The samplers compared on the Gaussian model, and what the results' file says about them."""
+    """Return the samplers compared on the Gaussian model, and their descriptions in the results file."""
     target = location()
     field = opvi.flows.fields.svgd(opvi.flows.kernels.rbf(normalised=True), opvi.flows.kernels.median_awgf())
     return {
@@ -151,7 +151,7 @@ def methods() -> dict[str, tuple[Sampler, dict[str, Any]]]:
 
 
 def drifting() -> dict[str, tuple[Sampler, dict[str, Any]]]:
-    """Those that forget, or never remembered."""
+    """Return the methods that forget, or never remember."""
     return {
         "paper's OPVI": methods()["paper's OPVI"],
         "gain_one": (opvi.gain_one(location(), substeps=1, half_life=HALF_LIFE), {"half_life": HALF_LIFE}),
@@ -159,7 +159,7 @@ def drifting() -> dict[str, tuple[Sampler, dict[str, Any]]]:
 
 
 def start(name: str, count: int, seed: int) -> np.ndarray:
-    """Particles to begin with, as the method's settings say."""
+    """Return the starting particles, according to the method's settings."""
     z = np.random.default_rng(FIRST_SEED + seed).normal(size=(count, 2))
     if name.startswith("paper"):  # as its authors' code begins
         return z.astype(np.float32)
@@ -174,7 +174,7 @@ RULES = {"B = 20": opvi.schedules.static(20), "⌈t^.55⌉": opvi.schedules.powe
 
 @cache
 def conjugate_watch(drifts: bool) -> Any:
-    """Shared by seeds and rules, so that it compiles once."""
+    """Return a watch shared by seeds and rules, so that it compiles once."""
     return regret.watch_conjugate(location(), half_life=HALF_LIFE if drifts else None)
 
 

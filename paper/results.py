@@ -1,4 +1,4 @@
-"""What every experiment shares: rows of a table, repeated, kept in a file as they finish, and summed up."""
+"""What every experiment shares: repeated rows of a table, stored in a file as they finish, and summarised."""
 
 import json
 import math
@@ -27,7 +27,7 @@ class Row(NamedTuple):
 
 
 class Check(NamedTuple):
-    """A number held against what it should be."""
+    """A number compared with what it should be."""
 
     what: str
     value: float
@@ -51,11 +51,11 @@ class Experiment(NamedTuple):
 
 
 class ResultsError(Exception):
-    """Results that cannot be kept or gone on with."""
+    """Results that cannot be stored or continued."""
 
 
 class Book:
-    """The results of one experiment in a JSON file, written anew after every trial."""
+    """The results of one experiment in a JSON file, rewritten after every trial."""
 
     def __init__(self, path: Path, header: dict[str, Any], fresh: bool = False):
         self.path = path
@@ -88,12 +88,12 @@ class Book:
         return [trials[str(seed)] for seed in seeds if repeats is None or seed < repeats]
 
     def has(self, row: Row, seed: int) -> bool:
-        """Whether this trial was finished under the same settings."""
+        """Return whether this trial was finished with the same settings."""
         kept = self.content["rows"].get(row.name)
         return kept is not None and kept["settings"] == as_json(row.settings) and str(seed) in kept["trials"]
 
     def add(self, row: Row, seed: int, record: Record) -> None:
-        """Keep a trial, in the file too."""
+        """Store a trial, also in the file."""
         kept = self.content["rows"].get(row.name)
         if kept is None or kept["settings"] != as_json(row.settings):
             kept = self.content["rows"][row.name] = {"settings": as_json(row.settings), "trials": {}}
@@ -133,7 +133,7 @@ def commit() -> str | None:
 
 
 def header(experiment: Experiment, command: str) -> dict[str, Any]:
-    """What the file says about itself."""
+    """Return the file's header."""
     return {
         "experiment": experiment.name,
         "command": command,
@@ -152,10 +152,10 @@ def collect(experiment: Experiment, repeats: int, book: Book, advance: Callable[
     """Run every trial that the book does not have yet.
 
     Args:
-        experiment: its rows are gone through one after the other.
+        experiment: the experiment, whose rows are run one after the other.
         repeats: seeds or splits of each row, unless the row takes fewer.
-        book: where each trial is kept once it is finished.
-        advance: told each trial's name, and whether it was there already.
+        book: where each finished trial is stored.
+        advance: called with each trial's name, and whether it existed already.
     """
     for row in experiment.rows:
         for seed in range(count(row, repeats)):
@@ -166,7 +166,7 @@ def collect(experiment: Experiment, repeats: int, book: Book, advance: Callable[
 
 
 def count(row: Row, repeats: int) -> int:
-    """How often a row is repeated."""
+    """Return how often a row is repeated."""
     return min(repeats, row.at_most or repeats)
 
 
@@ -190,12 +190,12 @@ class Summary(NamedTuple):
 
     @property
     def standard_error(self) -> float:
-        """Of the mean."""
+        """The standard error of the mean."""
         return self.sd / math.sqrt(self.n) if self.n else math.nan
 
 
 def summary(records: Iterable[Record], key: str) -> Summary:
-    """Of one number over trials; the standard deviation is the sample's."""
+    """Return mean and sample standard deviation of one number over trials."""
     values = np.array([record[key] for record in records], float)
     if not len(values):
         return Summary(math.nan, math.nan, 0)
@@ -213,17 +213,17 @@ def paired(pairs: Sequence[tuple[str, str]], key: str, book: Book) -> dict[str, 
 
 
 def near(what: str, found: Summary, expected: float, tolerance: float) -> Check:
-    """That a mean lies within a tolerance of what was measured before."""
+    """Check that a mean lies within a tolerance of what was measured before."""
     return Check(what, found.mean, f"{expected:.4g} ± {tolerance:.2g}", abs(found.mean - expected) <= tolerance)
 
 
 def at_least(what: str, value: float, bound: float) -> Check:
-    """That a number is no smaller than a bound."""
+    """Check that a number is no smaller than a bound."""
     return Check(what, value, f"≥ {bound:.4g}", value >= bound)
 
 
 def no_more_than(what: str, value: float, bound: float) -> Check:
-    """That a number is no larger than a bound."""
+    """Check that a number is no larger than a bound."""
     return Check(what, value, f"≤ {bound:.4g}", value <= bound)
 
 
@@ -238,6 +238,6 @@ def lines(experiment: Experiment, book: Book, repeats: int | None = None) -> lis
 
 
 def markdown(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    """A table for the documentation."""
+    """Return a Markdown table for the documentation."""
     table = [header, ["---"] + ["---:"] * (len(header) - 1), *rows]
     return "\n".join("| " + " | ".join(cells) + " |" for cells in table) + "\n"

@@ -10,7 +10,7 @@ from paper.results import Book, Experiment
 
 
 class CommandError(Exception):
-    """Something the user can put right; its message says how."""
+    """An error that the user can fix; its message says how."""
 
 
 def one_blas_thread() -> None:
@@ -22,7 +22,7 @@ def one_blas_thread() -> None:
 
 
 def need_libraries() -> None:
-    """Check, before any work, that what draws bars, tables and figures is installed."""
+    """Check, before any work, that the libraries for bars, tables and figures are installed."""
     for library in ("rich", "threadpoolctl", "matplotlib"):
         if importlib.util.find_spec(library) is None:
             raise CommandError(
@@ -38,7 +38,7 @@ def run(experiment: Experiment, command: str, repeats: int | None, out: Path, fr
         command: written into the file, and printed to an interrupted user.
         repeats: seeds or splits of every row; the experiment's own number if None.
         out: the folder of the files.
-        fresh: forget what the folder has.
+        fresh: discard what the folder has.
     """
     repeats = repeats or experiment.repeats
     book = Book(out / f"{experiment.name}.json", results.header(experiment, command), fresh)
@@ -53,7 +53,7 @@ def run(experiment: Experiment, command: str, repeats: int | None, out: Path, fr
 
 
 def _collect(experiment: Experiment, repeats: int, book: Book) -> None:
-    """Every trial, under a bar that shows the time left."""
+    """Run every trial, with a progress bar."""
     from rich.console import Console
     from rich.progress import (
         BarColumn,

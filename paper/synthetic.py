@@ -138,7 +138,7 @@ CHECKPOINTS = (5, 10, 20, 50, 100, 200, 350, 500)
 
 @cache
 def rows_of(seed: int, rows: int, variance: float) -> np.ndarray:
-    """The stream of one seed: twice the budget, as the authors make it."""
+    """Return the stream of one seed: twice the budget, as the authors have it."""
     return np.asarray(opvi.targets.sample_mixture(jax.random.key(seed + 1), 2 * rows, variance=variance))
 
 
@@ -191,7 +191,7 @@ def _particles(state: Any, info: Any, batch: Any) -> Any:
 
 
 def measures(particles: np.ndarray, posterior: GridPosterior, rows: np.ndarray, variance: float) -> Record:
-    """What stands under a panel, against the posterior of all rows."""
+    """Return the numbers under a panel, measured against the posterior of all rows."""
     midpoint, gap = to_midpoint_gap(particles).T
     exact = posterior.draw(4 * len(particles), 0, stratified=True)
     folded = to_theta(to_midpoint_gap(particles), folded=True)

@@ -66,7 +66,7 @@ SETTINGS = {"B = 20": Setting(False, False), "⌈t^.55⌉": Setting(True, False)
 
 
 def trackers(size: Size, drifts: bool) -> dict[str, tuple[opvi.types.Sampler, dict[str, Any]]]:
-    """The methods compared, with what the table's file says about them."""
+    """Return the methods compared, with their descriptions in the results file."""
     target = opvi.gaussian_mixture()
     half_life = HALF_LIFE if drifts else None
     example = np.zeros(1, np.float32)
@@ -91,7 +91,7 @@ def trackers(size: Size, drifts: bool) -> dict[str, tuple[opvi.types.Sampler, di
 
 
 def mixture_trial(sampler: opvi.types.Sampler, setting: Setting, size: Size, seed: int) -> Record:
-    """One stream, followed, and measured against the exact posterior on the way."""
+    """Follow one stream, and measure the particles against the exact posterior along it."""
     rows = setting.rows(seed, size.rounds)
     batches = opvi.stream(rows, opvi.schedules.sizes(setting.sizes(size.rounds)))
     _, history = opvi.run(sampler, batches, seed, particles=size.particles, record=_particles)
@@ -123,7 +123,7 @@ def _particles(state: Any, info: Any, batch: Any) -> Any:
 
 
 def exact_trial(stratified: bool, setting: Setting, size: Size, seed: int) -> Record:
-    """As many exact draws as particles: what no sampler of independent draws can pass."""
+    """Measure as many exact draws as particles: no sampler of independent draws can do better."""
     error = []
     for t in (t for t in CHECKPOINTS if t <= size.rounds):
         exact = exact_after(setting, seed, t, size.rounds)
@@ -178,7 +178,7 @@ def _mixture_checks(size: Size, book: Book) -> list[Check]:
 
 
 def _draw_mixture(book: Book, _: Path) -> Any:
-    """The distance on the way, one panel a stream; exact draws are the measure."""
+    """Draw the distance along each stream, one panel per stream, beside that of exact draws."""
     import matplotlib.pyplot as plt
 
     from paper import plots
@@ -204,7 +204,7 @@ def _draw_mixture(book: Book, _: Path) -> Any:
 
 
 def posterior_trial(name: str, window: int, particles: int, seed: int) -> Record:
-    """One posterior, streamed, and its moments beside the reference's."""
+    """Stream one posterior, and compare its moments with the reference's."""
     model = posterior(data.posteriordb(name))
     sampler = opvi.sl_opvi(model.target, example=model.rows, memory_rows=window)
     rows = jax.tree.map(lambda a: a.astype(np.float32) if a.dtype.kind == "f" else a, model.rows)

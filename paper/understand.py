@@ -39,7 +39,7 @@ SHOWN = (10, 100, 1000, 10_000)  # rows
 
 
 def posterior_trial(half_life: float | None, size: Size, seed: int) -> Record:
-    """The exact posterior: its width on still rows, and whether it holds a truth that moves."""
+    """Return the exact posterior's width on stationary rows, and how often its interval contains a moving truth."""
     _, sd = exact(streams(seed, 1, max(SHOWN), opvi.schedules.static(1)), half_life)
     moving = streams(seed, size.streams, size.rounds, opvi.schedules.static(BATCH), drift=1.0)
     mean, moving_sd = exact(moving, half_life)
@@ -120,7 +120,7 @@ def laws() -> dict[str, tuple[Sampler, int, float]]:
 
 
 def kernels() -> dict[str, tuple[Sampler, int, float]]:
-    """The same with SVGD's kernel, which moves particles at the edge less; noise is shared alike if steps are short."""
+    """Return the same with SVGD's kernel, which moves particles at the edge less; the noise is still shared."""
     out: dict[str, tuple[Sampler, int, float]] = {}
     for repulsion in (0.1, 1.0):
         kernel = opvi.opvi(mean_of_rows(), step=0.1 / BATCH, repulsion=repulsion)
@@ -129,7 +129,7 @@ def kernels() -> dict[str, tuple[Sampler, int, float]]:
 
 
 def scaling_trial(sampler: Sampler, batch: int, settles_on: float, size: Size, seed: int) -> Record:
-    """Streams followed: the particles' width, and how far their mean is from the exact posterior's."""
+    """Follow streams; return the particles' width, and how far their mean is from the exact posterior's."""
     data = streams(seed, size.streams, size.rounds, opvi.schedules.static(batch))
     mean, sd = follow(sampler, data, start(size.particles), seed)
     exact_mean, exact_sd = exact(data)
@@ -202,7 +202,7 @@ def repelled() -> dict[str, Sampler]:
 
 @cache  # two experiments show them
 def coverage_trial(name: str, size: Size, seed: int) -> Record:
-    """In the second half of the streams: how wide particles lie, how far their mean is off, and if 90 % is 90 %.
+    """Return the particles' spread, their mean's error and the 90 % coverage in the second half of the streams.
 
     `EXACT` stands for the exact posterior.
     """
@@ -289,7 +289,7 @@ def regret_trial(sampler: Sampler, rule: BatchRule, size: Size, seed: int) -> Re
 
 
 def regret(smoke: bool) -> Experiment:
-    """Regret of points, and what it does not say about particles."""
+    """Measure the regret of points, and what it does not say about particles."""
     size = size_of(smoke)
     rows = [
         Row(name, {"step": DESCENT}, partial(regret_trial, sampler, rule, size))

@@ -37,7 +37,7 @@ SMOKE = Size(16, 4, 20, 32, 8)
 
 
 def size_of(smoke: bool) -> Size:
-    """The sizes reported, or small ones."""
+    """Return the sizes used for results, or small ones."""
     return SMOKE if smoke else Size()
 
 
@@ -60,7 +60,7 @@ def _log_likelihood(theta: Array, x: Array) -> Array:
 def own_gaussian(particles: Particles, scores: Scores) -> FieldValue:
     r"""Drift $s_i$, repulsion $-\nabla \log q(x_i) = (x_i - \bar x)/v$ for the Gaussian q with the particles' moments.
 
-    This is the flow that kernels smooth. Without one, what particles settle on is the law itself, in closed form.
+    This is the flow that kernels smooth. Without a kernel, particles settle on the law itself, in closed form.
     """
     off = particles - particles.mean(0, keepdims=True)
     v = (off**2).mean(0, keepdims=True)
@@ -81,7 +81,7 @@ class Streams(NamedTuple):
 
 
 def streams(seed: int, count: int, rounds: int, rule: BatchRule, drift: float = 0.0) -> Streams:
-    """`count` streams, each with a truth from the prior; with drift it swings so far, once in 500 rounds."""
+    """Return `count` streams, each with a truth from the prior; drift makes it oscillate every 500 rounds."""
     rng = np.random.default_rng(FIRST_SEED + seed)
     sizes = np.array([rule.size(t) for t in range(1, rounds + 1)])
     truth = rng.normal(size=(count, 1)) + drift * np.sin(2 * np.pi * np.arange(rounds) / 500)[None]
@@ -104,7 +104,7 @@ def exact(data: Streams, half_life: float | None = None) -> tuple[np.ndarray, np
 
 
 def start(count: int) -> np.ndarray:
-    """Evenly spread particles with the prior's mean and variance, so that no error of theirs is inherited."""
+    """Return evenly spread particles with exactly the prior's mean and variance, so that the start adds no error."""
     x = ndtri((np.arange(count) + 0.5) / count)
     return (x / x.std())[:, None].astype(np.float32)
 
@@ -133,12 +133,12 @@ def follow(sampler: Sampler, data: Streams, particles: np.ndarray, seed: int) ->
 
 
 def checkpoints(rounds: int) -> np.ndarray:
-    """Rounds whose numbers are kept: evenly spread on a logarithmic axis."""
+    """Return the rounds whose numbers are kept, evenly spaced on a logarithmic axis."""
     return np.unique(np.geomspace(1, rounds, 40).astype(int))
 
 
 def root_mean_square(values: np.ndarray, axis: Any = None) -> Any:
-    """√ of the mean of squares."""
+    """Return the root mean square."""
     return np.sqrt((values**2).mean(axis))
 
 

@@ -21,12 +21,12 @@ GREY = "0.45"
 
 
 def mean_of(book: Book, row: str, key: str) -> np.ndarray:
-    """Over a row's trials, entry by entry."""
+    """Return the mean over a row's trials, entry by entry."""
     return np.mean([record[key] for record in book.records(row)], 0)
 
 
 def posterior(book: Book) -> Any:
-    """It narrows as 1/√N, or stays as wide as the rows remembered; and it has to, where the truth moves."""
+    """Draw how the posterior narrows as 1/√N, or with forgetting stays wide, as it must if the truth moves."""
     colours = dict(zip(page.MEMORIES, (BLUE, GREEN, RED), strict=True))
     with plots.style():
         figure, (shape, width, moving) = plt.subplots(1, 3, figsize=(10.5, 3.3))
@@ -59,7 +59,7 @@ def posterior(book: Book) -> Any:
 
 
 def scaling(book: Book) -> Any:
-    """How wide the particles lie, where their mean is, and the law."""
+    """Draw the particles' spread, their mean, and the law."""
     looks: dict[str, tuple[str, Any, float]] = {  # those on one another are told apart by their widths
         "batch sum, λ = 1": (RED, "-", 1.5),
         "data set, λ = 1": (PINK, "-", 4.0),
@@ -101,7 +101,7 @@ def scaling(book: Book) -> Any:
 
 
 def expected_coverage(repulsion: np.ndarray, gain: float) -> np.ndarray:
-    """Of the 90 % interval, where spread² = λ/B and the mean is off by a/(2 - a)/B, squared, on average."""
+    """Return the coverage of the 90 % interval if spread² = λ/B and the mean squared error is a/(2 - a)/B."""
     ratio = np.sqrt(repulsion * (2 - gain) / gain)
     return erf(page.NINETY * ratio / math.sqrt(2))
 
@@ -113,7 +113,7 @@ def present(book: Book, step: str) -> tuple[list[float], list[list[Record]]]:
 
 
 def repulsion(book: Book) -> Any:
-    """Spread follows λ and not the step, the mean's error the step and not λ; coverage is their accident."""
+    """Draw spread, which depends on λ, the mean's error, which depends on the step, and the resulting coverage."""
     looks = dict(zip(page.GAINS, ((RED, "o"), (ORANGE, "s"), (BLUE, "^")), strict=True))
     fine = np.geomspace(0.02, 1.4, 200)
     with plots.style():
@@ -153,7 +153,7 @@ KEYS = ("off", "spread", "coverage")
 
 
 def regret(book: Book) -> Any:
-    """Regret over the rounds; and coverage beside regret, which does not hear of λ."""
+    """Draw regret over the rounds, and coverage against regret, which does not depend on λ."""
 
     def where(records: list[Record]) -> tuple[float, float]:
         return summary(records, "regret_end").mean, summary(records, "coverage").mean
@@ -188,7 +188,7 @@ HALF = 0.6, 2.2  # of the picture's width and height
 
 
 def modes(book: Book) -> Any:
-    """Particles over the exact posterior, one panel a sampler."""
+    """Draw particles over the exact posterior, one panel per sampler."""
     rounds = book.content["settings"]["modes"]
     exactly = mixture_after(0, rounds)
     with plots.style():

@@ -1,4 +1,4 @@
-"""Tune and run every rival, keep each result as it comes, print the tables: `python -m benchmarks.rivals`."""
+"""Tune and run every rival, store each result when it is done, and print the tables: `python -m benchmarks.rivals`."""
 
 import argparse
 import importlib.util
@@ -35,14 +35,14 @@ SETTINGS = {
 
 
 def book_of(path: Path, smoke: bool, fresh: bool) -> Book:
-    """Where results are kept, in the form of every experiment's."""
+    """Return the store of results, in the form of every experiment's."""
     settings = {**SETTINGS, "smoke": smoke}
     about: Any = Experiment("rivals" + "-smoke" * smoke, "", settings, [], 0, [], None, None, None)
     return Book(path, header(about, "python -m benchmarks.rivals" + " --smoke" * smoke), fresh)
 
 
 def rows_of(rival: Rival, book: Book) -> tuple[Row, Row | None]:
-    """Its row of validation scores, and that of its trials once the best setting is known."""
+    """Return a rival's row of validation scores and, once the best setting is known, of its trials."""
 
     def nothing(_: int) -> Any:
         raise NotImplementedError("the work is done by other processes")
@@ -57,7 +57,7 @@ def rows_of(rival: Rival, book: Book) -> tuple[Row, Row | None]:
 
 
 def collect(rivals: list[Rival], book: Book, jobs: int, smoke: bool) -> None:
-    """Settings first, then trials with the best of them; whatever the book has already is left alone."""
+    """Run all settings, then trials with the best one; existing results are kept."""
     pending: dict[Future[Any], tuple[Rival, Row, int]] = {}
     with ProcessPoolExecutor(jobs, multiprocessing.get_context("spawn")) as pool:
 

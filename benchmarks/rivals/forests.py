@@ -30,7 +30,7 @@ def _dicts(X: np.ndarray) -> list[dict[str, float]]:
 
 
 def regress(name: str, split: Scaled, seed: int) -> tuple[Forecast, Forecast, float]:
-    """Every row predicted, then learnt."""
+    """Predict every row, then learn it."""
     model = REGRESSORS[name](seed)
     states_variance = name == "River's linear"
 
@@ -52,7 +52,7 @@ def regress(name: str, split: Scaled, seed: int) -> tuple[Forecast, Forecast, fl
 
 
 def classify(name: str, stream: Stream, seed: int) -> tuple[np.ndarray, None, float]:
-    """Twenty rows predicted, then the twenty learnt, one after the other."""
+    """Predict twenty rows, then learn them one by one."""
     model = CLASSIFIERS[name](seed, stream.classes)
     count = len(stream.y) // BATCH * BATCH
     rows, labels = _dicts(stream.X[:count]), stream.y[:count].tolist()

@@ -23,7 +23,7 @@ CLIP = 10.0
 
 
 def prior_variances(features: int, scale: float) -> np.ndarray:
-    """Of the weights into, the biases of and the weights out of the hidden units, and of the last bias."""
+    """Return prior variances of weights into hidden units, their biases, weights out of them, and the last bias."""
     inner = np.full(HIDDEN * (features + 1), scale / (features + 1))
     return np.concatenate([inner, np.full(HIDDEN, scale / (HIDDEN + 1)), np.ones(1)])
 
@@ -111,7 +111,7 @@ def _start(key: jax.Array, nets: int, sizes: tuple[int, ...]) -> Any:
 
 
 def _outputs(activation: Callable[[jax.Array], jax.Array], params: Any, x: jax.Array) -> jax.Array:
-    """`[nets, rows, out]`."""
+    """Return the outputs, `[nets, rows, out]`."""
     (W, b), (V, c) = params
     return activation(jnp.einsum("bf,nfh->nbh", x, W) + b) @ V + c
 
@@ -128,8 +128,8 @@ def adam_pass(
     """The nets after all batches, and their outputs for each batch before it was learnt.
 
     Args:
-        outputs: of nets and rows.
-        loss: of outputs `[nets, B, out]` and y, one number a net and row.
+        outputs: a function of nets and rows.
+        loss: a function of outputs `[nets, B, out]` and y, one number per net and row.
         repeats: steps on each batch.
         params: the nets at the start.
         batches: X, y and weights of rows, batches first.

@@ -74,17 +74,17 @@ class Rival(NamedTuple):
 
     @property
     def name(self) -> str:
-        """Of its row of results."""
+        """The name of its row of results."""
         return f"{self.data}: {self.method}"
 
     @property
     def tuning(self) -> str:
-        """Of the row of its validation scores."""
+        """The name of the row of its validation scores."""
         return f"{self.name}, tuning"
 
 
 def rivals(smoke: bool = False) -> list[Rival]:
-    """All of them; those that take longest come first."""
+    """Return all rivals, slowest first."""
     if smoke:
         on = partial(Rival, regression.STAND_IN, task="regression", repeats=1)
         classes = partial(Rival, "digits", task="classification", repeats=1)

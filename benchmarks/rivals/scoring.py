@@ -29,7 +29,7 @@ class Scaled(NamedTuple):
 
 
 class Forecast(NamedTuple):
-    """Means of one or several models for each row, and each one's variance of that mean, in standardised units."""
+    """Means of one or several models for each row, with the variances of those means, in standardised units."""
 
     mean: np.ndarray  # [n, rows]
     variance: np.ndarray  # [n, rows]
@@ -37,7 +37,7 @@ class Forecast(NamedTuple):
 
 
 def scaled(X: np.ndarray, y: np.ndarray, X_test: np.ndarray, y_test: np.ndarray) -> Scaled:
-    """More than an online method can know: the rivals' advantage."""
+    """Return the split scaled by all its training rows, an advantage for the rivals."""
     centre, spread = X.mean(0), X.std(0)
     spread = np.where(spread > 0, spread, 1)
     mean, sd = float(y.mean()), float(y.std())
@@ -64,7 +64,7 @@ def timed(function: Callable[..., Any], *arguments: Any) -> tuple[Any, float]:
 
 @jax.jit
 def _learn_head(known: calibration.Calibration, batches: Any) -> calibration.Calibration:
-    """Every batch's errors, in the order of the stream."""
+    """Let the head learn from every batch's errors, in the order of the stream."""
 
     def one(known: calibration.Calibration, batch: Any) -> tuple[calibration.Calibration, None]:
         mean, variance, x, y, weight = batch
@@ -125,7 +125,7 @@ def _temper(p: jax.Array, y: jax.Array) -> tuple[temperature.Exponents, jax.Arra
 
 
 def judged_classes(p: np.ndarray, y: np.ndarray, test: tuple[np.ndarray, np.ndarray] | None = None) -> Record:
-    """Scores as the rival says, and with a temperature learnt on the way; of the test rows, where there are some."""
+    """Return scores of the rival's own probabilities, and with a temperature learnt online."""
     batches = jnp.asarray(p, jnp.float32).reshape(-1, BATCH, p.shape[1])
     known, tempered = _temper(batches, jnp.asarray(y[: len(p)]).reshape(-1, BATCH))
     if test is None:

@@ -96,13 +96,13 @@ def _short_table(book: Book, rivals: list[Rival], ours: Ours) -> tuple[list[str]
 
 
 def _best(records: list[Record], key: str, more: bool) -> float:
-    """The mean over trials; of a log score the better one, as the rival says or calibrated."""
+    """Return the mean over trials; for a log score the better of the rival's own and the calibrated one."""
     keys = [name for name in (key, f"{key}_own") if name in records[0]]
     return (max if more else min)(summary(records, name).mean for name in keys)
 
 
 def _in_order(rivals: list[Rival], task: str) -> list[Rival]:
-    """As our own tables have them."""
+    """Return data sets in the order of our own tables."""
     names = [*regression.SPLITS, *classification.STREAMS]
     place = {name: i for i, name in enumerate(names)}
     return sorted((r for r in rivals if r.task == task), key=lambda r: (place.get(r.data, 0), r.method))
@@ -112,7 +112,7 @@ def _in_order(rivals: list[Rival], task: str) -> list[Rival]:
 
 
 def _behind(book: Book, rivals: list[Rival], ours: Ours) -> Iterator[tuple[Rival, float, float]]:
-    """Each rival's error as a multiple of opvi's, and the log score it loses a row (the better of its two)."""
+    """Each rival's error as a multiple of opvi's, and the log score it loses per row (the better of its two)."""
     for rival in rivals:
         records, mine = book.records(rival.name), _trials(ours, rival.task, rival.data)
         if not records or not mine:

@@ -148,7 +148,7 @@ def _container(
 
 
 def _particles(state: State) -> tuple[Particles, str]:
-    """Return the particles, and a note on how much each weighs."""
+    """Return the particles, and a note on their weights."""
     inner: Any = state
     while not hasattr(inner, "log_weights") and hasattr(inner, "inner"):
         inner = inner.inner

@@ -45,7 +45,7 @@ class Covariance(NamedTuple):
     """The covariances of every particle and block."""
 
     matrices: Array  # [n, K, D, D]
-    updates: Array  # since the last one that mended them
+    updates: Array  # since they were last made symmetric
 
 
 def start(variance: Array) -> Covariance:

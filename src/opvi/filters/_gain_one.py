@@ -92,7 +92,7 @@ def gain_one(
         target: a target with up to a few hundred parameters.
         half_life: rows after which a row counts half; None never forgets.
         substeps: parts of a batch's likelihood used one after the other; 1 is enough for quadratic ones.
-        bandwidth: of the Gaussian kernel behind $r_i$, in whitened units, for several modes; None takes
+        bandwidth: the bandwidth of the Gaussian kernel behind $r_i$, in whitened units, for several modes; None takes
             $r_i = x_i - \bar x$, which is exact for one Gaussian mode.
     """
     if half_life is not None and not half_life > 0:

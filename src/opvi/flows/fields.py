@@ -148,7 +148,7 @@ def svgd(
         kernel: `kernels.rbf()` if omitted, or `kernels.imq()`.
         bandwidth: a rule of `opvi.flows.kernels`; `median()` if omitted.
         block: rows worked on at once; if omitted, all of them up to 4,096 particles and 512 above.
-        precision: of the matrix products; the full precision of the dtype by default, on every device.
+        precision: the precision of the matrix products; the full precision of the dtype by default, on every device.
     """
     return _radial(_svgd, kernel, bandwidth, block, precision)
 

@@ -321,8 +321,8 @@ def _leaf(found: Any, like: Any, where: str) -> Any:
         on_device = isinstance(like, jax.Array | jax.ShapeDtypeStruct) and not _is_key(like)
         if fits and on_device and jax.dtypes.canonicalize_dtype(found.dtype) != found.dtype:
             raise CheckpointError(
-                f"{where} has dtype {found.dtype}, which JAX would cut to 32 bits as it is set up now. Switch long "
-                "ones on before loading: `jax.config.update('jax_enable_x64', True)`."
+                f"{where} has dtype {found.dtype}, which JAX would truncate to 32 bits. Enable 64 bits before "
+                "loading: `jax.config.update('jax_enable_x64', True)`."
             )
         fits = fits and found.dtype == like.dtype and found.ndim == like.ndim
         if not fits or (found.shape != like.shape and not isinstance(like, np.ndarray)):  # NumPy's may grow

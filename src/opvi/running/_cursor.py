@@ -44,5 +44,5 @@ class Trail:
 
     @property
     def cursor(self) -> Cursor:
-        """Return the place so far."""
+        """Return the current position."""
         return Cursor(self.row, self.position, self._hash.hexdigest())

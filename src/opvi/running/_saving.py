@@ -182,7 +182,7 @@ class Saver:
             raise ValueError(f"{self.kept.folder} holds checkpoints of something else. Choose another folder.")
         if not np.array_equal(jax.random.key_data(found["key"]), jax.random.key_data(self.key)):
             raise ValueError(
-                f"{self.kept.folder} holds a run with another key, which this call would mix up with its own. Give the "
+                f"{self.kept.folder} holds a run with another key, which this call would mix with its own. Give the "
                 "same key, or choose another folder."
             )
         odd = difference(found["settings"], self.settings)

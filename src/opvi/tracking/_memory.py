@@ -194,7 +194,7 @@ def learn(
     total = weight.sum()
     share = total / USUAL_ROWS
     away = rows.target - rows.mean
-    # A wrong target must not stay in the neighbourhood for ever: what a row teaches is bounded.
+    # A wrong target must not stay in the neighbourhood forever: what a row teaches is bounded.
     bound = jnp.maximum(LARGEST_ERROR * memory.typical / unit, jnp.sqrt(error))
     away = jnp.where(memory.rounds > 0, jnp.clip(away, -bound, bound), away)
     scored = jnp.where(begun, weight, 0)

@@ -90,7 +90,7 @@ class Kafka(MessageSource):
         self._offsets[place[0]] = place[1] + 1
 
     def cursor(self, row: int) -> Cursor:
-        """Return the place behind the last messages that were learnt."""
+        """Return the position after the last messages that were learnt."""
         return Cursor(row, sum(self._offsets.values()), json.dumps(self._offsets))
 
     def _told(self, error: KafkaError) -> None:

@@ -157,7 +157,7 @@ class MessageSource:
         raise NotImplementedError
 
     def cursor(self, row: int) -> Cursor:
-        """Return the place behind the messages that were learnt."""
+        """Return the position after the messages that were learnt."""
         raise NotImplementedError
 
     def _read(self) -> Iterator[Block]:

@@ -80,7 +80,7 @@ class Nats(MessageSource):
         self._position = place[1]
 
     def cursor(self, row: int) -> Cursor:
-        """Return the place behind the last message that was learnt."""
+        """Return the position after the last message that was learnt."""
         return Cursor(row, self._position, None)
 
     def fetch(self) -> list[Message] | None:

@@ -49,7 +49,7 @@ class Sql(MessageSource):
         self._learnt = place[1]
 
     def cursor(self, row: int) -> Cursor:
-        """Return the place behind the last row that was learnt."""
+        """Return the position after the last row that was learnt."""
         return Cursor(row, self._learnt, None)
 
     def _some(self) -> tuple[list[str], list[tuple[Any, ...]]]:

@@ -157,7 +157,7 @@ def _refuse_surrogates(row: dict[str, object]) -> None:
 
 
 def distinct(pairs: list[tuple[str, object]]) -> dict[str, object]:
-    """Return an object of JSON, in which no key stands twice."""
+    """Return a JSON object; refuse duplicate keys."""
     out = dict(pairs)
     if len(out) < len(pairs):
         twice = Counter(name for name, _ in pairs).most_common(1)[0][0]

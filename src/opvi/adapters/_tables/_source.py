@@ -104,7 +104,7 @@ class Source:
         if block.first != self._trail.row:
             raise ValueError(f"row {block.first} was passed after row {self._trail.row} of {self.name}.")
         self._pass(block)
-        if self._begun < BEGINNING and not self.once:  # what was not learnt yet may still be mended
+        if self._begun < BEGINNING and not self.once:  # what was not learnt yet may still be corrected
             self._begun = self._trail.position if self._plain else BEGINNING
             self.fingerprint = self._feed.fingerprint(min(BEGINNING, self._begun))
         return self._trail.cursor

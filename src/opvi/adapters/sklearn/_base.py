@@ -187,7 +187,7 @@ class OnlineEstimator(BaseEstimator):
         if issparse(X) and np.prod(X.shape, dtype=float) > DENSE_WARNING:
             warnings.warn(
                 f"X is sparse and has shape {X.shape}; it is made dense some rows at a time, so memory stays small, "
-                " but every zero costs as much as any number. Choose or hash columns if that is too slow.",
+                "but every zero costs as much as any number. Choose or hash columns if that is too slow.",
                 UserWarning,
                 stacklevel=4,
             )

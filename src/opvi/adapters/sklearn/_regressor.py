@@ -112,7 +112,7 @@ class OPVIRegressor(RegressorMixin, OnlineEstimator):
         return self._located(self._predicted(_quantiles, X, levels))
 
     def predict_interval(self, X: ArrayLike, coverage: float = 0.9) -> tuple[np.ndarray, np.ndarray]:
-        """The ends of each row's central interval that holds y with probability `coverage`."""
+        """Return the ends of each row's central interval, which contains y with probability `coverage`."""
         if not 0 < coverage < 1:
             raise ValueError(f"`coverage` is {coverage}, but must lie strictly between 0 and 1.")
         low, high = self.predict_quantiles(X, ((1 - coverage) / 2, (1 + coverage) / 2)).T

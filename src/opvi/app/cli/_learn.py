@@ -98,7 +98,7 @@ def add_learn(commands: Commands) -> None:
         "--alarm-exit", action="store_true", help=f"end with status {DRIFTED} if a drift alarm sounded in this call"
     )
     command.add_argument(
-        "--alarm-webhook", type=address, metavar="URL", help="send every drift alarm there: a POST with JSON"
+        "--alarm-webhook", type=address, metavar="URL", help="send every drift alarm to this URL, as a POST with JSON"
     )
     command.set_defaults(handler=learn)
 

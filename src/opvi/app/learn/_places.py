@@ -17,6 +17,6 @@ class Place(NamedTuple):
     unended: bool = False  # whether the last row had no end of a line, and may have been learnt before it was whole
 
     def after(self, source: RowSource, block: Block) -> "Place":
-        """Return the place behind a block that was learnt."""
+        """Return the position after a block that was learnt."""
         cursor = source.passed(block)
         return Place(self.name, source.fingerprint, self.format, *cursor, block.unended)

@@ -16,7 +16,7 @@ from opvi.running._engine import looped
 from opvi.types import Array, Batch, Key, Prediction, Sampler, Start, State, Tree
 
 # Of what a program calls: such a call of jaxlib (seen in 0.10.2) hands parts of its work to XLA's threads and waits for
-# them inside one of these; where as many calls run as there are threads, all wait for ever.
+# them inside one of these; where as many calls run as there are threads, all wait forever.
 WAITING = ("@lapack_", "stablehlo.fft")
 
 
