@@ -38,7 +38,7 @@ def ring(function: Callable[[Tree, Tree], Tree], rows: Tree, others: Tree) -> Tr
     beyond the block that `function` makes. Rows are cut over the data axis as well, so all devices share the work.
 
     Args:
-        function: a function of some rows and some others, both pytrees with a leading axis; its result has the rows' axis.
+        function: a function of some rows and some others, pytrees with a leading axis; its result has the rows' axis.
         rows: n rows, split over devices.
         others: also split over devices.
     """
