@@ -81,7 +81,7 @@ def test_the_conjugate_linear_models_running_posterior(rows):
     precision = design.T @ design / 0.25 + np.eye(3) / 4
     covariance = np.linalg.inv(precision)
     mean = covariance @ design.T @ y / 0.25
-    n, alpha = 4000, 0.1 / np.linalg.eigvalsh(precision).max()
+    n, alpha = 2000, 0.1 / np.linalg.eigvalsh(precision).max()
     algorithm = opvi.langevin(target, step=alpha)
     state, _ = opvi.run(algorithm, opvi.stream((X, y), rows, passes=250), 0, particles=n)
     x = np.asarray(state.particles, float)

@@ -142,7 +142,7 @@ def test_init_takes_a_count_a_matrix_or_a_pytree(case):
 
 # Without jit every operation is compiled by itself, which takes many seconds a case (SL-OPVI's loops half a minute).
 @pytest.mark.parametrize(
-    "name", ["svgd", *(pytest.param(name, marks=pytest.mark.slow) for name in ("kfac", "gain_one"))]
+    "name", ["online_map", *(pytest.param(name, marks=pytest.mark.slow) for name in ("kfac", "gain_one"))]
 )
 def test_compiled_equals_eager_up_to_rounding(name):
     case = CASES[name]
@@ -202,7 +202,7 @@ def test_weights_count_rows(case):
 @each_kind
 def test_resumed_equals_uninterrupted(case):
     algorithm = case.algorithm
-    stream = opvi.stream(case.rows(3, 60), opvi.schedules.power(0.8), rounds=12)
+    stream = opvi.stream(case.rows(3, 60), 5)  # growing batches are a matter of `run`, and tested there
     whole, history = opvi.run(algorithm, stream, KEY, particles=N)
     half, first = opvi.run(algorithm, stream, KEY, particles=N, rounds=5)
     resumed, second = opvi.run(algorithm, stream.after(half.round), KEY, state=half)

@@ -43,13 +43,13 @@ SAMPLERS = {
     "first_order": lambda: flows.first_order(FEW),
     "langevin": lambda: opvi.langevin(FEW, step=0.1, likelihood_scale=schedules.dataset(100)),
     "online_map": lambda: opvi.online_map(FEW, step=0.1, projection=flows.ball(2.0)),
-    "gauss_newton": lambda: opvi.gauss_newton(NETWORK, noise=filters.AdaptiveNoise()),
+    "gauss_newton": lambda: opvi.gauss_newton(FEW, noise=filters.AdaptiveNoise()),
     "kfac": lambda: opvi.kfac([NETWORK, NETWORK]),
     "sl_opvi": lambda: opvi.sl_opvi(FEW, example=ROW, memory_rows=4, pace=filters.Pace(steps=1, looks=1)),
     "gain_one": lambda: opvi.gain_one(FEW, half_life=50.0, substeps=1),
     "linear_ekf": lambda: opvi.linear_ekf(2, 2, wandering=[1e-3, 1e-4]),
-    "regressor": lambda: opvi.regressor(2, hidden=[3], particles=2),
-    "classifier": lambda: opvi.classifier(2, 2, hidden=[3], particles=4),
+    "regressor": lambda: opvi.regressor(2, hidden=[], particles=3),
+    "classifier": lambda: opvi.classifier(2, 2, hidden=[], particles=4),
     "tracker": lambda: opvi.tracker(opvi.mlp(2, (20,))),
     "bank": lambda: opvi.bank([opvi.regressor(2, hidden=(), particles=p) for p in (1, 2)]),
     "calibrated": lambda: opvi.calibrated(opvi.svgd(FEW, step=0.1), FEW, particles=3),
@@ -102,7 +102,7 @@ VALUES = {
 # Functions that make nothing a sampler is made of.
 OTHERS = {
     "activation_and_slope", "forward", "backward", "jacobian", "sample_mixture", "as_particles", "cast", "check_batch",
-    "draw", "score", "kept_rows", "merge", "absorb", "gain", "move_by_residuals", "move_by_score", "times",
+    "draw", "score", "kept_rows", "merge", "withdraw", "absorb", "gain", "move_by_residuals", "move_by_score", "times",
     "centred", "evenly_spaced", "middle_pair", "nearly_centred", "squared_distances",
     "as_batch_rule", "batch_mean", "batch_sum", "power_of_two", "seen", "vanishing",
 }  # fmt: skip
@@ -129,6 +129,8 @@ def test_other_settings_are_not_equal():
         opvi.parvi(FEW, fields.blob(), step=0.1, repulsion=0.6),
         opvi.regressor(2, hidden=[3], particles=3),
         opvi.classifier(2, 2, hidden=[3], particles=8),
+        opvi.classifier(2, 2, hidden=[3], particles=4),
+        opvi.gauss_newton(NETWORK, noise=filters.AdaptiveNoise()),
         opvi.gauss_newton(NETWORK, noise=filters.AdaptiveNoise(), half_life=10.0),
         opvi.kfac([NETWORK, NETWORK], damping=0.5),
         flows.optimizer(optax.nadam, 0.1, b2=0.96),
@@ -178,4 +180,6 @@ def test_equal_samplers_are_traced_once(make):
         one, other = make(), make()
         state = jax.eval_shape(one.init, key)
         assert len(step(one)) > 5
-        assert all(name.endswith((".step", ".called", "refuse_forked", "__eq__", "__hash__")) for name in step(other))
+        assert all(
+            name.endswith((".step", ".call", ".called", "refuse_forked", "__eq__", "__hash__")) for name in step(other)
+        )

@@ -106,6 +106,12 @@ def test_predict_goes_through_every_particle():
         opvi.predict(opvi.gaussian_mixture(), jnp.zeros((3, 2)), x)
 
 
+@jax.jit
+def of_student_t(one, y):
+    few, many = (jax.tree.map(lambda leaf, n=n: jnp.broadcast_to(leaf, (n,)), one) for n in (len(y), 40_000))
+    return few.log_density(y), few.cdf(y), many.sample(KEY)
+
+
 @pytest.mark.parametrize("dof", [2.5, 3.0, 4.0, 5.0, 6.0, 10.0, 30.0, np.inf])
 def test_student_t_is_the_one_of_scipy(dof):
     mean, variance = 1.0, 2.0
@@ -113,12 +119,10 @@ def test_student_t_is_the_one_of_scipy(dof):
     theirs = stats.norm(mean, variance**0.5)
     if np.isfinite(dof):
         theirs = stats.t(dof, mean, np.sqrt(variance * (dof - 2) / dof))
-    for y in (-40.0, -2.0, 1.0, 3.5):
-        at = jnp.full((1,), y, jnp.float32)
-        np.testing.assert_allclose(ours.log_density(at), theirs.logpdf(y), rtol=1e-5, atol=1e-5)
-        np.testing.assert_allclose(ours.cdf(at), theirs.cdf(y), atol=2e-6)
-    wide = jax.tree.map(lambda leaf: jnp.broadcast_to(leaf, (40_000,)), ours)
-    draws = np.asarray(wide.sample(jax.random.key(0)))
+    y = np.array([-40.0, -2.0, 1.0, 3.5], np.float32)
+    density, below, draws = of_student_t(ours, y)
+    np.testing.assert_allclose(density, theirs.logpdf(y), rtol=1e-5, atol=1e-5)
+    np.testing.assert_allclose(below, theirs.cdf(y), atol=2e-6)
     assert stats.kstest(draws, theirs.cdf).pvalue > 1e-3
 
 
@@ -129,17 +133,16 @@ def test_weights_count_in_every_summary():
     pick = jnp.array([0, 0, 0, 1])
     even = Predictive(opvi.Normal(mean[pick], variance[pick]))
     y = jnp.array([0.3, -0.2])
-    for ask in (
-        Predictive.mean,
-        Predictive.sd,
-        lambda p: p.log_density(y),
-        lambda p: p.cdf(y),
-        lambda p: p.quantile([0.03, 0.5, 0.999]),
-        lambda p: p.uncertainty().epistemic,
-    ):
-        np.testing.assert_allclose(ask(weighted), ask(even), rtol=2e-5, atol=1e-6)
-    draws = weighted.sample(jax.random.key(0), 20_000)
-    np.testing.assert_allclose(draws.mean(0), even.mean(), atol=4 * float(even.sd().max()) / np.sqrt(20_000))
+
+    @jax.jit
+    def summaries(p):
+        return p.mean(), p.sd(), p.log_density(y), p.cdf(y), p.quantile([0.03, 0.5, 0.999]), p.uncertainty().epistemic
+
+    expected = summaries(even)
+    for found, value in zip(summaries(weighted), expected, strict=True):
+        np.testing.assert_allclose(found, value, rtol=2e-5, atol=1e-6)
+    draws = np.asarray(weighted.sample(KEY, 20_000))
+    np.testing.assert_allclose(draws.mean(0), expected[0], atol=4 * float(expected[1].max()) / np.sqrt(20_000))
 
 
 def test_temperature_flattens_the_mixture_and_keeps_its_order():

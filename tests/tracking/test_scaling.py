@@ -10,7 +10,6 @@ from opvi.targets import MLP
 from opvi.tracking import _layers as layers
 from opvi.tracking import _scaling as scaling
 
-
 update = jax.jit(scaling.update)
 
 
