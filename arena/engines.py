@@ -24,7 +24,7 @@ class Table:
         self.engine, self.classes = Engine(sampler, seed, batch=task.batch), task.classes
 
     def predict(self, X: np.ndarray) -> Any:
-        """Return what the sampler says."""
+        """Return the sampler's prediction."""
         if self.classes:
             return np.asarray(self.engine.ask(X, Predictive.probabilities), float)
         return Numbers(*(np.asarray(part, float) for part in self.engine.ask(X, _components)))

@@ -84,7 +84,7 @@ def posterior() -> str:
 
 
 def speed() -> str:
-    """Return what was timed beside something else."""
+    """Return timings beside those of alternatives."""
 
     def steps(size: str) -> tuple[float, str]:
         black = benchmark("bench", "a step of a run, blackjax's step", size)

@@ -59,7 +59,7 @@ def chart(played: dict[str, Any]) -> dict[str, Any]:
 
 
 def _limits(values: np.ndarray, distances: bool) -> tuple[float, float]:
-    """Return limits that methods far off do not decide."""
+    """Return axis limits that ignore methods that are far off."""
     if distances:
         return 0.0, float(min(values.max(), 4 * np.median(values)) * 1.05) or 1.0
     high, middle = float(values.max()), float(np.median(values))

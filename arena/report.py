@@ -43,7 +43,7 @@ def _mean(values: list[float]) -> dict[str, float]:
 
 
 def summarised(cells: list[Cell]) -> dict[str, Any]:
-    """Return for each stream what every method reached, and its curve."""
+    """Return for each stream the measures and the curve of every method."""
     known, streams = sources(), {}
     for stream in (name for name in known if any(cell["stream"] == name for cell in cells)):
         methods: dict[str, Any] = {}
@@ -151,7 +151,7 @@ def report(folder: Path, about: dict[str, Any]) -> dict[str, Any]:
 
 
 def shown(value: float | None) -> str:
-    """Return a number in three digits."""
+    """Return a number with three digits."""
     if value is None:
         return "–"
     return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.3g}"

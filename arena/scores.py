@@ -38,7 +38,7 @@ def floored(p: np.ndarray) -> np.ndarray:
 
 
 def class_losses(p: np.ndarray, y: np.ndarray) -> dict[str, np.ndarray]:
-    """Return each row's wrongness, log probability, Brier score, and confidence."""
+    """Return each row's error, log probability, Brier score and confidence."""
     p = floored(p)
     hot = np.eye(p.shape[1])[y]
     return {

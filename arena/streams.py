@@ -140,5 +140,5 @@ STREAMS: dict[str, Source] = {
 
 
 def slug(name: str) -> str:
-    """Return a name as part of a file's name."""
+    """Return a name in a form that suits a file name."""
     return re.sub(r"[^a-z0-9]+", "-", name.lower()).strip("-")

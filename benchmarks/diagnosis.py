@@ -31,7 +31,7 @@ Model = Callable[[int], tuple[opvi.Target, object]]
 
 
 def regressors(seed: int, rows: int, columns: int) -> tuple[np.random.Generator, np.ndarray]:
-    """Return random inputs, and what else is random."""
+    """Return random inputs and the generator."""
     rng = np.random.default_rng(seed)
     return rng, rng.normal(size=(rows, columns)).astype(np.float32)
 

@@ -122,7 +122,7 @@ def beside_a_loop() -> Iterator[Result]:
 
 
 def on_disk() -> Iterator[Result]:
-    """Every model goes to disk and comes back in each call; a save of all models and of a hundredth, and a load."""
+    """Time calls with every model on disk, saves of all models and of a hundredth, and a load."""
     yield learning("SVGD", MODELS, 20, hot=MODELS // 10)
     with tempfile.TemporaryDirectory(prefix="opvi-fleet-") as folder:
         made, (ids, data) = fleet("SVGD", batch_size=20, path=Path(folder) / "fleet"), arrivals("SVGD", MODELS, 20)

@@ -103,7 +103,7 @@ def bare(sampler: Sampler, x: np.ndarray, y: np.ndarray) -> float:
 
 
 def speed(rows: int, task: str, hidden: tuple[int, ...] | None, work: Path) -> dict[str, Any]:
-    """The command beside the bare loop of the same sampler over the same rows, in turns."""
+    """Time the command beside the bare loop of the same sampler over the same rows, in turns."""
     table, settings = work / "table.csv", Settings(hidden=hidden)
     with table.open("w") as file:
         write_table(file, rows, task)

@@ -80,7 +80,7 @@ def hangs(runs: int, only: str | None) -> dict[str, Any]:
 
 
 def pairs(turns: int, only: str | None) -> dict[str, Any]:
-    """Two models after each other and beside each other, in turn, so that both meet the same load of the machine."""
+    """Run two models one after the other and in parallel, in turn, so that both see the same load."""
     out = {}
     for name, case in cases().items():
         if only and only not in name:
@@ -150,7 +150,7 @@ def _together(tasks: list[Callable[[], Any]]) -> list[Any]:
 
 
 def soak(minutes: float) -> dict[str, Any]:
-    """Four threads learn a model each, eight predict; rows are counted, memory is watched."""
+    """Let four threads learn a model each and eight predict, counting rows and watching memory."""
     X, y = data(2000)
     engines = [Engine(opvi.regressor(5, hidden=(10,), particles=4), seed) for seed in range(4)]
     stop, fed, asked, memory = threading.Event(), [0] * 4, [0] * 8, []

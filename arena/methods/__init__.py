@@ -84,7 +84,7 @@ def missing(name: str) -> list[str]:
 
 
 def plays(name: str, stream: str, source: Source) -> bool:
-    """Return whether a method can play a stream."""
+    """Return whether a method can run on a stream."""
     entry = METHODS[name]
     able = source.kind != "posterior" or not entry.posteriors or stream in entry.posteriors
     return able and source.kind in entry.kinds and source.columns <= entry.most_columns

@@ -17,7 +17,7 @@ HIDDEN = 20
 
 
 class Full(NamedTuple):
-    """Weights, their covariance, and the noise of numbers."""
+    """Weights, their covariance, and the observation noise."""
 
     w: jax.Array
     P: jax.Array

@@ -44,7 +44,7 @@ def solve(M: Array, columns: Array) -> Array:
 
 
 def solve_positive(S: Array, columns: Array) -> Array:
-    """Return the same of symmetric positive definite matrices."""
+    """Return the same for symmetric positive definite matrices."""
     return one_by_one(_solve_positive, S, columns)
 
 

@@ -143,19 +143,19 @@ def draw(model: Model, data: Data, key: Key) -> tuple[dict[str, Array], dict[str
 
 
 def _base(fn: Any) -> Any:
-    """Return a distribution without what plates and masks put around it."""
+    """Return a distribution without the wrappers of plates and masks."""
     while isinstance(fn, dist.ExpandedDistribution | dist.MaskedDistribution | dist.Independent):
         fn = fn.base_dist
     return fn
 
 
 def is_latent(site: Site) -> bool:
-    """Return whether it is to be inferred."""
+    """Return whether a site is to be inferred."""
     return site["type"] == "sample" and not site["is_observed"]
 
 
 def is_factor(site: Site) -> bool:
-    """Return whether it is a `numpyro.factor`."""
+    """Return whether a site is a `numpyro.factor`."""
     return isinstance(_base(site["fn"]), dist.Unit)
 
 

@@ -227,7 +227,7 @@ class _Program:
         return terms
 
     def _zeros(self) -> Params:
-        """Return parameters that suit every site."""
+        """Return parameters that are valid at every site."""
         return jax.tree.map(lambda s: jnp.zeros(s.shape, s.dtype), jax.eval_shape(self.init, jax.random.key(0)))
 
     def check(self) -> None:
@@ -274,7 +274,7 @@ class _Program:
         return {name: sites[name]["value"] for name in self.observed}
 
     def inputs(self, data: Data) -> dict[str, Array]:
-        """Return the model's arguments that are not observed themselves, by name."""
+        """Return the model's arguments that are not observations, by name."""
         seen = {id(value) for value in self.observations(data).values()}
         return {name: value for name, value in self._arguments(data).items() if id(value) not in seen}
 

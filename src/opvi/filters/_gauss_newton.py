@@ -257,7 +257,7 @@ def _linear_step(
 
 
 def _never_forgets(sampler: GaussNewton) -> bool:
-    """Return whether no setting of a linear model's fades the past."""
+    """Return whether a linear model with these settings never forgets."""
     if sampler.half_life is None or (sampler.eased and callable(sampler.half_life)):
         return sampler.half_life is not None or sampler.forgetting == 1.0
     return sampler.half_life == math.inf
@@ -299,7 +299,7 @@ def _held_back(seen: Seen, rows: Array, move: Array) -> Array:
 
 
 def _gamma(sampler: GaussNewton, batch: Batch, clock: Clock) -> Array:
-    """Return what this round leaves of the past's information."""
+    """Return the share of past information that this round keeps."""
     if sampler.half_life is None:
         return at_round(sampler.forgetting, clock.t)
     return jnp.exp2(-batch.weight.sum() / at_round(sampler.half_life, clock.seen_rows))

@@ -258,7 +258,7 @@ def _trust(dist: Distribution, log_density: Array, y: Array, largest: float) -> 
 
 
 def _outputs(sampler: KFAC, layers: Layers, first: Array) -> Array:
-    """Return the networks' outputs from the first layer's sums."""
+    """Return the networks' outputs, given the first layer's sums."""
 
     def one(activate: Bent, given: tuple[Layers, Array]) -> Array:
         others, sums = given

@@ -88,7 +88,7 @@ def posterior_of(sampler: GaussNewton, states: State, prior: Natural) -> Natural
 
 
 def with_posterior(states: GaussNewtonState, posterior: Natural) -> GaussNewtonState:
-    """Return states whose particles and covariances are these posteriors."""
+    """Return states with the particles and covariances of these posteriors."""
     w, C = states.particles, states.past.matrices
     mean = np.broadcast_to(posterior.mean[..., None, :], w.shape)
     covariance = np.broadcast_to(posterior.covariance[..., None, None, :, :], C.shape)

@@ -52,7 +52,7 @@ def gaussian_prior(target: Target) -> GaussianPrior | None:
 
 
 def distribution(target: Target, w: Array, x: Tree) -> Distribution:
-    """Return what one particle says of y."""
+    """Return one particle's distribution of y."""
     return target.predict(target.unravel(w), x)  # type: ignore[misc]  # asked only of targets that predict
 
 

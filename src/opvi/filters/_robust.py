@@ -1,4 +1,4 @@
-r"""How far a row is believed, from how far it is from its prediction.
+r"""How far a row is trusted, given its distance from the prediction.
 
 A row's likelihood is raised to the power
 
@@ -43,7 +43,7 @@ def unweighable(dist: Distribution) -> str:
 
 
 def checked_robust(robust: float | None) -> float | None:
-    """Return the setting `robust`, refused unless it is None or a finite number greater than 0."""
+    """Return the setting `robust`; refuse it unless it is None or a finite number greater than 0."""
     if robust is None:
         return None
     if isinstance(robust, bool) or not isinstance(robust, float | int) or not 0 < robust < math.inf:

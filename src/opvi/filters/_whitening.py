@@ -95,7 +95,7 @@ def move(gradient: Callable[[Particles], Scores], W: Whitening, x: Particles, st
 
 
 def only_finite(rows: Array) -> Array:
-    """Return rows `[n, d]`, those that are not finite as 0."""
+    """Return rows `[n, d]`, with 0 for those that are not finite."""
     return jnp.where(jnp.isfinite(rows).all(1, keepdims=True), rows, 0)
 
 

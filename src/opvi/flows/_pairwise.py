@@ -214,7 +214,7 @@ def _by_differences(y: Particles, columns: Array, interpret: bool) -> tuple[Arra
 
 
 def pieces(a: Array, count: int) -> list[Array]:
-    """`a` as a sum of bfloat16 arrays, eight more bits each."""
+    """Return `a` as a sum of bfloat16 arrays, each with eight more bits."""
     parts = []
     for _ in range(count):
         # Not a cast there and back, which XLA takes for nothing and leaves out.

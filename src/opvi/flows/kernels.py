@@ -133,7 +133,7 @@ def middle_pair(values: Array, k: int) -> tuple[Scalar, Scalar]:
     Non-negative floats are ordered like their bit patterns, so a bracket of patterns is narrowed until
     both are found. A pass over the values counts those up to a pivot and finds the nearest on either
     side; the next pivot is interpolated from the counts (the Illinois rule), and every eighth pass
-    halves the bracket whatever the values are. About 8 passes: on a CPU some hundred times faster
+    halves the bracket whatever the values are. About 8 passes: on a CPU about a hundred times faster
     than XLA's sort of a million numbers.
     """
     dtype = values.dtype

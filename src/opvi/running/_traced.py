@@ -113,7 +113,7 @@ def _found(path: Path) -> Any:
 
 
 def _read(path: Path) -> bytearray | None:
-    """Return what is kept, None if there is nothing whole."""
+    """Return what is kept; None if there is nothing intact."""
     try:
         held = path.read_bytes()
         os.utime(path)

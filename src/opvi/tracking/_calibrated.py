@@ -39,7 +39,7 @@ class Calibrated(Wrapper):
         return super().init(key, self.particles if particles is None else particles)
 
     def beginning(self, inner: State) -> Known:
-        """Return what is known about errors before any."""
+        """Return what is known before any error."""
         n, dtype = len(inner.particles), inner.particles.dtype
         return Known(calibration.start(n, 0, dtype), temperature.start(1, dtype))
 

@@ -95,7 +95,7 @@ def change(network: MLP, units: Units, w: Array) -> Array:
 
 
 def _scale(network: MLP, units: Units, dtype: jnp.dtype) -> Array:
-    """Return the factor `[d]` that the change has for each weight."""
+    """Return the factor `[d]` by which the change multiplies each weight."""
     one = jnp.ones((), dtype)
     factors = [Layer(units.ratio[:, None], one), *[Layer(one, one)] * (len(network.shapes) - 1)]
     factors[-1] = Layer(*(part * units.output_ratio for part in factors[-1]))

@@ -39,7 +39,7 @@ class First(NamedTuple):
 
 
 def joined(held: Array, rows: tuple[Array, ...]) -> First:
-    """Return the rows with those of a chunk behind them."""
+    """Return the rows followed by those of a chunk."""
     x, y, weight = rows
     here = weight > 0
     number = count(held) + jnp.cumsum(here, dtype=jnp.int32)

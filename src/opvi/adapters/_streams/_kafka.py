@@ -99,7 +99,7 @@ class Kafka(MessageSource):
             self._trouble = error.str()
 
     def fetch(self) -> list[Message] | None:
-        """Return what has come."""
+        """Return the messages that have arrived."""
         messages = []
         for found in self._consumer.consume(AT_ONCE, LOOK):
             self._trouble = ""

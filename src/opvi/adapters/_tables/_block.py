@@ -39,7 +39,7 @@ class Content(NamedTuple):
 
     @classmethod
     def of(cls, rows: list[bytes]) -> Self:
-        """Return the content of rows one after the other."""
+        """Return the content of consecutive rows."""
         return cls(b"".join(rows), np.cumsum([len(row) for row in rows], dtype=np.int64))
 
     def part(self, start: int, stop: int) -> "Content":

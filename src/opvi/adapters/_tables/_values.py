@@ -36,7 +36,7 @@ class Values(NamedTuple):
 
 
 def in_numpy(array: pa.Array) -> np.ndarray:
-    """Return numbers or truth values, NaN for gaps. pyarrow's own way imports pandas, a third of a second."""
+    """Return numbers or booleans, NaN for gaps. pyarrow's own conversion imports pandas, which takes time."""
     if pa.types.is_boolean(array.type):
         return in_numpy(array.cast(pa.uint8())).astype(bool)
     if not (pa.types.is_integer(array.type) or pa.types.is_floating(array.type)):

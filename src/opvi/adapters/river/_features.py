@@ -140,7 +140,7 @@ class Dates:
         self.year: set[Hashable] = set()  # dates that have spanned one
 
     def numbers(self, x: Row, learn: bool = False) -> Row:
-        """Return the row with numbers in the place of its dates."""
+        """Return the row with its dates replaced by numbers."""
         if not any(isinstance(value, date | np.datetime64) for value in x.values()):
             return x
         out: dict[Hashable, Any] = {}

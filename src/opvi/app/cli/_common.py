@@ -38,7 +38,7 @@ def between(low: int, high: int) -> Callable[[str], int]:
 
 
 def address(text: str) -> str:
-    """Return an address of the web."""
+    """Return a web address."""
     parts = urlsplit(text)
     if parts.scheme not in ("http", "https") or not parts.netloc:
         raise argparse.ArgumentTypeError(f"{text!r} is not an address such as https://host/path")

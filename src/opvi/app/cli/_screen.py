@@ -46,7 +46,7 @@ class Screen:
         return self
 
     def _unless_closed(self, draw: Callable[[], None]) -> None:
-        """Draw as long as there is somebody to see it."""
+        """Draw unless the screen was closed."""
         try:
             if not self.closed:
                 draw()

@@ -26,7 +26,7 @@ class ColumnSums(NamedTuple):
 
     @classmethod
     def start(cls, schema: Schema) -> Self:
-        """Return nothing counted."""
+        """Return sums before any row."""
         inputs = len(schema.features)
         zero, gaps = np.zeros((), np.int64), np.zeros(len(schema.columns), np.int64)
         return cls(zero, gaps, np.zeros((3, inputs)), np.zeros((2, inputs)), np.full(inputs, np.nan))

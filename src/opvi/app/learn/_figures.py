@@ -55,7 +55,7 @@ class Figures(NamedTuple):
         return self._replace(confusion=confusion, ranks=ranks)
 
     def told(self, task: str, classes: list[str]) -> Json:
-        """Return the figures as plain values, None where there is none."""
+        """Return the figures as plain values; None for those that do not exist."""
         if task == "regression":
             rows, absolute, square, apart, apart2 = self.sums.tolist()
             around = apart2 - apart**2 / rows if rows else 0.0  # of y around its mean

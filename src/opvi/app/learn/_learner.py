@@ -103,7 +103,7 @@ class Learner:
             ) from error
 
     def tree(self) -> Json:
-        """Return all that the run is, for a checkpoint."""
+        """Return the whole run, for a checkpoint."""
         x, y = self.waiting
         return {
             "state": self.engine.state,

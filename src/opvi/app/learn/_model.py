@@ -124,7 +124,7 @@ def described(schema: Schema, settings: Settings) -> str:
 
 
 def about_model(run: RunDirectory, about: Json) -> tuple[Schema, Settings]:
-    """Return the schema and the settings that a run's folder names."""
+    """Return the schema and the settings stored in a run's folder."""
     try:
         settings = Settings(**{**OLDER, **about["settings"]})
         hidden = None if settings.hidden is None else tuple(settings.hidden)

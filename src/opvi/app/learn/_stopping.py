@@ -38,7 +38,7 @@ class Stop:
             self.reading = False
 
     def check(self) -> None:
-        """Raise if a signal has come."""
+        """Raise if a signal has arrived."""
         if self.asked:
             raise Stopped(self.asked)
 

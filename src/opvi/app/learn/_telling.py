@@ -37,7 +37,7 @@ class Sink(Protocol):
         """Write predictions."""
 
     def settle(self) -> None:
-        """Return when all that was written is safe."""
+        """Wait until everything written is safe."""
 
     def close(self) -> None:
         """Close it."""

@@ -51,7 +51,7 @@ def circle(x: float, y: float, size: float, class_: str, tip: str = "") -> Shape
 
 
 def words(x: float, y: float, text: str, class_: str, anchor: str = "middle", turn: str | None = None) -> Shape:
-    """Return text at a place."""
+    """Return text at a position."""
     place: dict[str, str | float] = {"x": round(x, 1), "y": round(y, 1), "class": class_, "text-anchor": anchor}
     return Shape("text", place | ({"transform": turn} if turn else {}), text)
 
@@ -192,7 +192,7 @@ class Chart:
         return round(x, 1), round(y, 1), round(self.right + ROOM - x, 1), round(self.floor + ROOM - y, 1)
 
     def x(self, value: float) -> float:
-        """Return the place of a value across."""
+        """Return the horizontal position of a value."""
         low, high = self.x_range
         if self.log_x:
             low, high, value = math.log(low), math.log(high), math.log(max(value, low))
@@ -233,7 +233,7 @@ class Chart:
             self.inside.append(path([*there, *back[::-1]], f"band {class_}", closed=True))
 
     def across(self, y: float, class_: str) -> None:
-        """Draw a level line."""
+        """Draw a horizontal line."""
         self.inside.append(path([(self.left, self.y(y)), (self.right, self.y(y))], class_))
 
     def diagonal(self) -> None:

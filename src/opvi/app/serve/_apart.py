@@ -132,7 +132,7 @@ class Apart:
         return ticket
 
     async def figures(self) -> bytes:
-        """Return what Prometheus is told of the run."""
+        """Return the run's metrics for Prometheus."""
         return await self._give(messages.FIGURES)
 
     async def page(self) -> bytes:

@@ -81,7 +81,7 @@ class Asking:
             return [(questions[0].reply, refused(500, f"the server failed: {type(error).__name__}"))]
 
     def answers(self, questions: Sequence[Asked], levels: tuple[float, ...]) -> list[tuple[Reply, Answer]]:
-        """Return the answers to questions that ask for the same quantiles."""
+        """Return the answers to requests for the same quantiles."""
         known = self._published()
         answers: list[tuple[Reply, Answer]] = []
         read: list[tuple[Asked, list[Row]]] = []

@@ -58,7 +58,7 @@ class Behind:
         return self._tickets.keep(ticket, rows, said)
 
     async def figures(self) -> bytes:
-        """Return what Prometheus is told of the run."""
+        """Return the run's metrics for Prometheus."""
         return self.figures_now()
 
     async def page(self) -> bytes:
@@ -66,7 +66,7 @@ class Behind:
         return await asyncio.to_thread(self.page_now)
 
     def figures_now(self) -> bytes:
-        """Return what Prometheus is told of the run."""
+        """Return the run's metrics for Prometheus."""
         return self._figures.text()
 
     def page_now(self) -> bytes:

@@ -138,7 +138,7 @@ def _serve(connection: Connection, speaker: Speaker, writer: Writer, options: Op
 
 
 def _orders(connection: Connection) -> Iterator[Learn | Keep | Give]:
-    """Yield what the server wants, until the end."""
+    """Yield the server's requests until the end."""
     while True:
         try:
             orders = connection.recv()

@@ -73,7 +73,7 @@ class Figures:
         return []
 
     def collect(self) -> Iterator[Metric]:
-        """Yield what the learner and the tickets say now."""
+        """Yield the current metrics of the learner and the tickets."""
         tickets, rows = self._tickets, int(self._published().state.rows)
         yield CounterMetricFamily("opvi_rows_learnt", "Rows that the state has learnt, of all sources.", rows)
         yield GaugeMetricFamily("opvi_tickets_waiting", "Predicted rows whose label has not come.", tickets.waiting)

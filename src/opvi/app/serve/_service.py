@@ -65,7 +65,7 @@ class Service:
         self.page = Page(self.behind.page)
 
     def published(self) -> Published:
-        """Return what predictions are made with."""
+        """Return the state that predictions are made with."""
         return self.behind.published
 
     @property
@@ -74,7 +74,7 @@ class Service:
         return not self.behind.failed
 
     async def metrics(self) -> bytes:
-        """Return what Prometheus is told."""
+        """Return the metrics for Prometheus."""
         return self.requests.text() + await self.behind.figures()
 
     def close(self) -> None:

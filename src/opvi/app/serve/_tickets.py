@@ -51,7 +51,7 @@ class Tickets:
         return rows
 
     def find(self, ticket: str) -> Held | None:
-        """Return what waits under a ticket."""
+        """Return the request kept under a ticket."""
         return self._held.get(ticket)
 
     @property

@@ -30,7 +30,7 @@ DTYPES = {
 
 
 def metadata(name: str, schema: Schema) -> Json:
-    """Return what a model takes and gives."""
+    """Return the inputs and outputs of a model."""
     inputs = [
         {"name": column.name, "datatype": KINDS.get(column.kind, "BYTES"), "shape": [-1]} for column in schema.columns
     ]

@@ -25,7 +25,7 @@ class Reply(Protocol):
     """Where an answer is expected: a future of the event loop, or a number known to another process."""
 
     def done(self) -> bool:
-        """Return whether nobody waits any more."""
+        """Return whether no client is waiting any more."""
 
     def set_result(self, said: Answer, /) -> None:
         """Answer."""
@@ -35,7 +35,7 @@ class Loop(Protocol):
     """Delivers answers: the event loop, or a connection to another process."""
 
     def is_closed(self) -> bool:
-        """Return whether nobody waits any more."""
+        """Return whether no client is waiting any more."""
 
     def call_soon_threadsafe(self, call: Callable[[], None], /) -> object:
         """Call a function soon, in the thread where replies may be answered."""

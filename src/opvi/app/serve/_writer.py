@@ -45,7 +45,7 @@ class Work(NamedTuple):
 
 
 def joined(works: Sequence[Work]) -> Work:
-    """Return rows that follow each other as one."""
+    """Return consecutive work items as one."""
     if len(works) == 1:
         return works[0]
     parts = [work.encoded for work in works]

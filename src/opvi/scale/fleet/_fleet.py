@@ -36,7 +36,7 @@ class Learnt(NamedTuple):
 
 
 def _in_turn(method: Method) -> Method:
-    """Return the method, run by one thread at a time."""
+    """Return the method, restricted to one thread at a time."""
 
     @wraps(method)
     def locked(self: "Fleet", *given: Any, **named: Any) -> Any:
@@ -395,6 +395,6 @@ def _single(states: Tree) -> State:
 
 
 def _plain(value: Tree) -> Tree:
-    """Return a key as its numbers, anything else as it is."""
+    """Return a key as plain numbers, and anything else unchanged."""
     is_key = isinstance(value, jax.Array) and jnp.issubdtype(value.dtype, jax.dtypes.prng_key)
     return np.asarray(jax.random.key_data(value)) if is_key else value

@@ -19,7 +19,7 @@ def is_id(name: object) -> TypeGuard[Id]:
 
 
 def checked_id(name: object) -> Id:
-    """Return an id, refused unless it can be one."""
+    """Return an id; refuse values that cannot be one."""
     if not is_id(name):
         raise TypeError(f"{name!r} is a {type(name).__name__}, but an id is a string or a whole number.")
     return str(name) if isinstance(name, str) else int(name)
@@ -41,7 +41,7 @@ def as_bytes(name: Id) -> bytes:
 
 
 def from_bytes(data: bytes) -> Id:
-    """Return the id that `as_bytes` made these bytes of."""
+    """Return the id from which `as_bytes` made these bytes."""
     kind, name = data.decode("utf-8", "surrogatepass").split(":", 1)
     return int(name) if kind == "int" else name
 
@@ -112,11 +112,11 @@ class Layout(NamedTuple):
         return jax.tree.unflatten(self.structure, leaves)
 
     def described(self) -> Tree:
-        """Return the leaves in words."""
+        """Describe the leaves in words."""
         return self.tree([f"{dtype.name} {shape}" for shape, dtype in self.kinds])
 
     def empty(self) -> Data:
-        """Return no rows of this layout."""
+        """Return an empty set of rows of this layout."""
         return self.tree([np.zeros((0, *shape), dtype) for shape, dtype in self.kinds])
 
 

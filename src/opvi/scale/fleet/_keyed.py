@@ -316,7 +316,7 @@ _OTHER_RECORDS = "Make `Keyed` with the settings that the records were made with
 
 
 def _again(sampler: Sampler, key: Any, example: Data, size: int, particles: Start, lanes: int | None) -> Keyed:
-    """Return what was pickled."""
+    """Return the object that was pickled."""
     key = jax.random.wrap_key_data(jnp.asarray(key[0]), impl=key[1])
     return Keyed(sampler, key, example=example, batch_size=size, particles=particles, lanes=lanes)
 
@@ -328,7 +328,7 @@ def at_least_one(name: str, value: object) -> None:
 
 
 def in_one(parts: list[Rounds]) -> Rounds:
-    """Return several calls' rounds as one's."""
+    """Return the rounds of several calls as those of one."""
     if len(parts) == 1:
         return parts[0]
     infos = [part.info for part in parts if part.info is not None]

@@ -317,7 +317,7 @@ class Store:
     # --- memory -------------------------------------------------------------------------------------
 
     def _over(self, touched: Any) -> Any:
-        """Return whether what was touched then is to be forgotten."""
+        """Return whether a record last used at that time has expired."""
         return self.forget_after is not None and touched < time.time() - self.forget_after
 
     def _make_room(self, count: int) -> np.ndarray:
