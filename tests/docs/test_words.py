@@ -19,7 +19,7 @@ UNWANTED = {
     "is not an opvi checkpoint": r"\bis no (?!such)[a-z]+ (checkpoint|file|fleet|folder|model|table)\b",
     "at most n rows": r"\b(at most|sample of|up to) so many\b",
     "if omitted": r"\bif not given\b",
-    "is not a class, has no topic": r"(?<![Tt]here )\b(is|are) no (class|row|event|object|count|letter|number|date)s?\b",
+    "is not a class, has no topic": r"(?<![Tt]here )\b(is|are) no (class|row|object|count|letter|number|date)s?\b",
     "forever": r"\bfor ever\b",
     "restart, repeat, again": r"\b(begins?|begun|starts?|made|reads?|opens?|opened|learnt|run) anew\b",
     "something other than": r"\bsomething else than\b",
