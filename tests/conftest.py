@@ -24,6 +24,7 @@ from opvi.running._programs import _swept
 # Programs that one process compiled serve the others, `make slow` after `make test`, and the next run. With a bound on
 # its size JAX locks the folder; small programs are not worth the lock.
 PROGRAMS = Path(__file__).parents[1] / ".stamps" / "programs"
+os.environ.setdefault("OPVI_PROGRAMS", str(PROGRAMS))  # for processes that the tests start
 _swept(PROGRAMS)
 jax.config.update("jax_compilation_cache_dir", str(PROGRAMS))
 jax.config.update("jax_compilation_cache_max_size", 1 << 30)

@@ -111,10 +111,10 @@ def test_a_run_stopped_again_and_again_ends_with_the_same_bits(table, whole, tmp
 
 @pytest.mark.slow
 def test_kills_lose_nothing(tmp_path):
-    """SIGKILL at random moments; `python -m benchmarks.kills` is the long form."""
-    kills.write_table(tmp_path / "table.csv", 40_000)
-    found = kills.trial(tmp_path / "table.csv", tmp_path, 5, OPTIONS[2:], within=0.05)
-    assert found == {"kills": 5, "same_bits": True}
+    """SIGKILL at random moments, twice; `python -m benchmarks.kills` kills 50 times (docs/results/kills.json)."""
+    kills.write_table(tmp_path / "table.csv", 8_000)
+    found = kills.trial(tmp_path / "table.csv", tmp_path, 2, OPTIONS[2:], within=0.05)
+    assert found == {"kills": 2, "same_bits": True}
 
 
 def test_a_damaged_checkpoint_falls_back_to_the_one_before(table, whole, tmp_path, monkeypatch):

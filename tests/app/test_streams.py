@@ -361,8 +361,8 @@ def test_a_table_of_postgresql(payloads, tmp_path):
 
 @pytest.mark.slow
 def test_kills_of_opvi_and_of_the_broker_lose_nothing(tmp_path):
-    """SIGKILL at random moments; `python -m benchmarks.brokers` is the long form."""
+    """SIGKILL at random moments; `python -m benchmarks.brokers` kills 50 times (docs/results/brokers.json)."""
     pytest.importorskip("nats", reason="needs the extra `nats`")
-    found = brokers.trial(tmp_path, 6000, 3, 1, ["--hidden", "none", "--particles", "4", "--first-rows", "200"])
-    assert (found["kills"], found["broker_kills"], found["same_bits"]) == (3, 1, True)
-    assert found["rows_learnt"] + found["rows_rejected"] == 6000
+    found = brokers.trial(tmp_path, 2000, 1, 1, ["--hidden", "none", "--particles", "4", "--first-rows", "200"])
+    assert (found["kills"], found["broker_kills"], found["same_bits"]) == (1, 1, True)
+    assert found["rows_learnt"] + found["rows_rejected"] == 2000
