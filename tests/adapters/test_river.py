@@ -425,11 +425,11 @@ def test_awkward_rows():
     nothing = [{}, {"a": None}, {"a": math.nan}, {"a": 1e300}, {"b": -math.inf}]
     said = {model.predict_one(row) for row in nothing}
     assert len(said) == 1  # all are rows of means
-    for row in [*nothing, {"a": "text"}, {"d": 2}, {7: np.float32(2), "e": True}]:
+    for row in [*nothing, {"a": "text", "d": 2, 7: np.float32(2), "e": True}]:
         model.learn_one(row, 1.0)
         model.flush()
         assert math.isfinite(model.predict_one(row))
-    assert model.n_rows_seen == 28
+    assert model.n_rows_seen == 26
     for label in (None, math.nan):
         with pytest.raises(ValueError, match="must be a label"):
             linear("classifier").learn_one({"a": 1}, label)

@@ -106,7 +106,6 @@ def test_predictions_are_calibrated_probabilities_taken_apart(tracker, learnt):
     assert predictive.components.logits.shape == (8 + 3 + 4, 1500, CLASSES)  # networks, linear filters, remembered rows
 
 
-@pytest.mark.slow
 def test_the_pool_is_what_info_scores(tracker, learnt):
     """`log_predictive` is the log density of `predict` before the step."""
     state, _ = learnt
@@ -164,12 +163,9 @@ def test_single_rows_learn_like_batches(simple):
 
 
 @pytest.mark.slow
-def test_resumed_equals_uninterrupted_and_sizes_compile_few_times(simple):
-    stream = opvi.stream(rows_of(7, 400), opvi.schedules.power(0.8), rounds=30)
-    before = opvi.running._run.advance._cache_size()
+def test_resumed_equals_uninterrupted(simple):
+    stream = opvi.stream(rows_of(7, 400), 20)
     whole, _ = opvi.run(simple, stream, KEY, state=simple.init(KEY))
-    buckets = {len(batch.weight) for batch in stream}
-    assert opvi.running._run.advance._cache_size() - before <= len(buckets) <= 5
     half, _ = opvi.run(simple, stream, KEY, state=simple.init(KEY), rounds=11)
     resumed, _ = opvi.run(simple, stream.after(half.round), KEY, state=half)
     assert same(whole, resumed)

@@ -60,22 +60,14 @@ def test_rows_count_by_their_weights_and_bad_ones_change_nothing():
 
 @pytest.mark.slow
 def test_noise_columns_cost_the_regressor_little():
-    """Two columns matter, 14 are noise: the noise fades, and the error is near that without it."""
+    """Two columns matter, 14 are noise: the noise fades, and the error is near 0.1, the noise of the rows."""
     rng = np.random.default_rng(2)
     X = rng.uniform(-1, 1, size=(4000, 16)).astype(np.float32)
     y = (np.sin(3 * X[:, 0]) + X[:, 1] ** 2 + 0.1 * rng.normal(size=4000)).astype(np.float32)
-
-    def error(columns):
-        made = opvi.regressor(columns, hidden=(10,), particles=5)
-        state, history = opvi.run(made, opvi.stream((X[:, :columns], y), 20), 0)
-        return state, float(np.sqrt(history.info.squared_error[-50:].mean()))
-
-    wide, with_noise = error(16)
-    narrow, alone = error(2)
-    assert narrow.gates is None
-    assert (np.asarray(wide.gates.factor[:2]) > 0.5).all()
-    assert float(wide.gates.factor[2:].mean()) < 0.3
-    assert with_noise < 1.15 * alone
+    state, history = opvi.run(opvi.regressor(16, hidden=(10,), particles=5), opvi.stream((X, y), 20), 0)
+    assert (np.asarray(state.gates.factor[:2]) > 0.5).all()
+    assert float(state.gates.factor[2:].mean()) < 0.3
+    assert np.sqrt(history.info.squared_error[-50:].mean()) < 0.115
 
 
 @pytest.mark.parametrize(("columns", "most"), [(8, 64e6), (20, 20e6), (200, 40e6), (1000, 210e6)])

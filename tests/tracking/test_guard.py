@@ -55,7 +55,6 @@ def test_medians_and_trust():
     assert float(guard.among_themselves(jnp.array([0.0, 0, 0, 9]), jnp.ones(4))[0].min()) == 1  # mostly one value
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(("share", "size"), [(0.01, 50), (0.1, 50), (0.2, 1000)])
 def test_garbage_costs_little(clean, share, size):
     """The rows that are not garbage are predicted as well as if there were none."""

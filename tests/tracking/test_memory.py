@@ -116,12 +116,12 @@ def rough():
 def test_memory_is_used_where_it_helps_and_the_mixture_stays_calibrated(rough):
     X, y = rough
     errors = {}
-    for rows in (0, 3000):
-        tracker = opvi.regressor(2, hidden=(8,), particles=5, warm_up=0, memory_rows=rows)
+    for rows in (0, 2000):
+        tracker = opvi.regressor(2, hidden=(), particles=5, warm_up=0, memory_rows=rows)
         state, _ = opvi.run(tracker, opvi.stream((X[:4000], y[:4000]), 20), 0)
         said = tracker.predict(state, X[4000:])
         errors[rows] = float(opvi.metrics.rmse(said, jnp.asarray(y[4000:])))
-    assert errors[3000] < 0.75 * errors[0]
+    assert errors[2000] < 0.75 * errors[0]
     assert float(state.memory.weights.sum()) > 0.5
     # 1,000 rows: a standard error of 0.0095.
     assert float(opvi.metrics.coverage(said, jnp.asarray(y[4000:]), 0.9)) == pytest.approx(0.9, abs=0.04)
@@ -131,9 +131,9 @@ def test_memory_is_used_where_it_helps_and_the_mixture_stays_calibrated(rough):
 def test_memory_is_let_go_where_it_does_not_help():
     """A line with noise: neighbours know nothing that a linear model does not."""
     rng = np.random.default_rng(3)
-    X = rng.normal(size=(3000, 3)).astype(np.float32)
-    y = (X @ [1.0, -2.0, 0.5] + rng.normal(size=3000)).astype(np.float32)
-    tracker = opvi.regressor(3, hidden=(), particles=5, warm_up=0, memory_rows=2000)
+    X = rng.normal(size=(3000, 2)).astype(np.float32)
+    y = (X @ [1.0, -2.0] + rng.normal(size=3000)).astype(np.float32)
+    tracker = opvi.regressor(2, hidden=(), particles=5, warm_up=0, memory_rows=2000)
     state, _ = opvi.run(tracker, opvi.stream((X, y), 20), 0)
     assert float(state.memory.weights.sum()) < 0.15
     assert opvi.regressor(3, hidden=()).remembered == 0
@@ -174,13 +174,10 @@ def test_labels_of_the_nearest_vote_and_those_of_the_last_fade():
 def test_a_classifier_recalls_and_refuses_bad_rows():
     rng = np.random.default_rng(4)
     X = rng.uniform(0, 4, size=(1600, 2)).astype(np.float32)
-    y = (X.astype(int).sum(1) % 2).astype(np.int32)  # a chequerboard
-    scores = []
-    for rows in (0, 1000):
-        tracker = opvi.classifier(2, 2, hidden=(8,), particles=4, memory_rows=rows)
-        state, history = opvi.run(tracker, opvi.stream((X, y), 20), 0)
-        scores.append(float(history.info.log_predictive[-30:].mean()))
-    assert scores[1] > scores[0] + 0.1
+    y = (X.astype(int).sum(1) % 2).astype(np.int32)  # a chequerboard: chance is all that a linear model has
+    tracker = opvi.classifier(2, 2, hidden=(), particles=4, memory_rows=1000)
+    state, history = opvi.run(tracker, opvi.stream((X, y), 20), 0)
+    assert history.info.log_predictive[-30:].mean() > -0.3  # chance is -0.69
     bad, info = tracker.step(jax.random.key(0), state, opvi.batch((np.full((20, 2), np.nan, np.float32), y[:20])))
     assert not info.finite
     jax.tree.map(np.testing.assert_array_equal, bad.memory, state.memory)

@@ -104,10 +104,10 @@ def test_padding_does_not_count(learnt):
 
 @pytest.mark.slow
 def test_large_batches_are_learnt_piece_by_piece():
-    """One batch of 640 rows learns about as much as 20 batches of 32."""
+    """One batch of 640 rows learns about as much as 32 batches of 20."""
     X, y = drawn(2000, seed=2)
     scores = []
-    for size in (32, 640):
+    for size in (20, 640):
         state, _ = opvi.run(SMALL, opvi.stream((X[:1920], y[:1920]), size), KEY)
         scores.append(float(opvi.metrics.rmse(SMALL.predict(state, X[1920:]), jnp.asarray(y[1920:], jnp.float32))))
     assert scores[1] == pytest.approx(scores[0], rel=0.1)
@@ -175,19 +175,6 @@ def test_memory_cuts_covariances_into_blocks():
     assert np.mean(errors[-10:]) < 0.8 * np.mean(errors[1:6])
 
 
-@pytest.mark.slow
-def test_a_short_half_life_follows_a_turn_of_the_data():
-    """After the sign of y turns, forgetting within 200 rows errs less than remembering everything."""
-    X, y = drawn(2400)
-    y = np.where(np.arange(2400) < 1800, y, 1000 - y)
-    errors = []
-    for half_life in (200.0, 1e9):
-        tracker = opvi.regressor(FEATURES, hidden=(6,), particles=5, half_life=half_life)
-        _, history = opvi.run(tracker, opvi.stream((X, y), 20), KEY)
-        errors.append(np.mean(history.info.squared_error[-15:]))
-    assert errors[0] < 0.7 * errors[1]
-
-
 def test_errors_name_the_value_the_rule_and_the_remedy(learnt):
     state, _, X, y = learnt
     with pytest.raises(ValueError, match=r"`features` is 0"):
@@ -215,7 +202,7 @@ def test_thousands_of_rounds_leave_the_state_as_small_and_sound_as_it_was():
     start = tracker.init(KEY)
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        state, history = opvi.run(tracker, opvi.stream((X, y), 20, passes=5), KEY)
+        state, history = opvi.run(tracker, opvi.stream((X, y), 20, passes=2), KEY)
     assert [leaf.shape for leaf in jax.tree.leaves(state)] == [leaf.shape for leaf in jax.tree.leaves(start)]
     errors = history.info.squared_error
     assert errors[-1000:].mean() == pytest.approx(0.01, rel=0.15)  # 20,000 errors: 1 % of standard error
@@ -231,7 +218,7 @@ def test_columns_that_hang_together_do_not_blow_up():
     a, b = rng.normal(size=(2, rows)).astype(np.float32)
     X = np.concatenate([np.stack([a, b], 1), np.eye(3, dtype=np.float32)[np.arange(rows) % 3]], 1)
     y = 3 * a - b + 0.1 * rng.normal(size=rows).astype(np.float32)
-    tracker = opvi.regressor(5, hidden=())
+    tracker = opvi.regressor(5, hidden=(), particles=2)
     state, history = opvi.run(tracker, opvi.stream((X, y), 20), 0)
     assert np.sqrt(history.info.squared_error[500:].mean()) < 0.12
     least = np.linalg.eigvalsh(np.asarray(state.past.matrices, float))[..., 0]

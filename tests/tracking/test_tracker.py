@@ -170,7 +170,7 @@ def test_the_watch_reports_a_change_and_nothing_else():
     rng = np.random.default_rng(0)
     X = rng.normal(size=(4000, 1)).astype(np.float32)
     y = (np.where(np.arange(4000) < 2800, 1, -1) * X[:, 0] + 0.2 * rng.normal(size=4000)).astype(np.float32)
-    tracker = opvi.watched(opvi.regressor(1, hidden=(2,), particles=4))
+    tracker = opvi.watched(opvi.regressor(1, hidden=(), particles=4))
     state, history = opvi.run(tracker, opvi.stream((X, y), 20), KEY)
     at = np.flatnonzero(history.info.changed) * 20
     assert len(at) >= 1

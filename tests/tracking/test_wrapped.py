@@ -23,7 +23,7 @@ def drawn(rows, turns_at=None):
 
 
 def small():
-    return opvi.regressor(2, hidden=(3,), particles=5)
+    return opvi.regressor(2, hidden=(3,), particles=3)
 
 
 def wrapped(sampler, order):
@@ -47,8 +47,8 @@ def assert_same_particles(done):
 def test_the_regressor_learns_the_same_bits_whatever_the_order():
     """Watched or not, and a sample kept or not: no bit of the particles differs; learning rows again is what counts."""
     remember = partial(opvi.remembering, memory_rows=50, example=EXAMPLE)
-    keep = partial(opvi.remembering, memory_rows=10, again=0, example=EXAMPLE)
-    done = runs([(opvi.watched, remember), (remember, opvi.watched), (keep, remember)], small(), drawn(300))
+    keep = partial(opvi.remembering, memory_rows=20, again=0, example=EXAMPLE)
+    done = runs([(opvi.watched, remember), (remember, opvi.watched)], small(), drawn(300))
     assert_same_particles(done)
     without = runs([(), (opvi.watched, keep)], small(), drawn(300))
     assert_same_particles(without)
@@ -77,11 +77,13 @@ def test_any_sampler_learns_the_same_bits_whatever_the_order():
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("order", [0, 1, 2])
+@pytest.mark.parametrize("order", [0, 1])
 def test_a_change_is_heard_of_through_every_wrapper(order):
     remember = partial(opvi.remembering, memory_rows=20, again=0, example=EXAMPLE)
-    orders = [(opvi.watched,), (opvi.watched, remember), (remember, opvi.watched)]
-    ((state, history),) = runs(orders[order : order + 1], small(), drawn(3000, turns_at=2400))
+    orders = [(opvi.watched, remember), (remember, opvi.watched)]
+    ((state, history),) = runs(
+        orders[order : order + 1], opvi.regressor(2, hidden=(), particles=3), drawn(3000, turns_at=2400)
+    )
     at = np.flatnonzero(history.info.changed)
     assert len(at) >= 1
     assert (at >= 120).all()
