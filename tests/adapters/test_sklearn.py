@@ -361,8 +361,6 @@ def test_remembered_rows_are_a_uniform_sample_and_teach_again():
     assert kept.mean() == pytest.approx(600, abs=5 * 1200 / np.sqrt(12 * 40))
     assert int(state.rows) == model.n_rows_seen_ == 1200
     assert model.score(X, y) > 0.8
-    labels = (y > 0).astype(int)
-    assert opvi.OPVIClassifier(hidden=(), memory_rows=20, random_state=0).fit(X, labels).score(X, labels) > 0.6
 
 
 @pytest.mark.usefixtures("_one_width")
@@ -513,13 +511,12 @@ def test_classes_never_named(classification):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("memory", [0, 50])
-def test_classes_that_first_appear_in_a_later_call(memory):
+def test_classes_that_first_appear_in_a_later_call():
     rng = np.random.default_rng(0)
     centre = {"b": -3.0, "d": 3.0, "a": 9.0, "c": -9.0, "e": 15.0}
     y = np.concatenate([rng.choice(["b", "d"], 200), rng.choice(list(centre), 600)])
     X = np.array([[centre[label], 0.0] for label in y]) + rng.normal(size=(800, 2))
-    model = opvi.OPVIClassifier(hidden=(), n_particles=4, memory_rows=memory, random_state=0)
+    model = opvi.OPVIClassifier(hidden=(), n_particles=4, memory_rows=50, random_state=0)
     model.partial_fit(X[:200], y[:200])
     before = model.predict_proba(X[:200])
     model._meet(np.array(["a", "c", "e"]))  # which changes nothing of what is known

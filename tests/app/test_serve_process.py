@@ -142,10 +142,10 @@ def test_a_browser_shows_the_rows_that_arrive(server, begun, tmp_path):
 
 
 def test_kills_lose_nothing(begun, tmp_path):
-    """SIGKILL under load at a random moment; `python -m benchmarks.serve` kills 20 times (docs/results/serve.json)."""
+    """SIGKILL under load at random moments; `python -m benchmarks.serve` kills 20 times (docs/results/serve.json)."""
     run = shutil.copytree(begun[0], tmp_path / "begun.run")
     shutil.copy(begun[0].parent / "table.csv", tmp_path / "table.csv")
-    found = bench.killed(run, begun[1] * 40, 1)
+    found = bench.killed(run, begun[1] * 40, 2, tmp_path / "programs")
     assert found["acknowledged"] > 0
     assert (found["lost"], found["twice"], found["clean_end"], found["same_bits"]) == (0, 0, True, True)
 

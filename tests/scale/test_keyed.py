@@ -123,8 +123,9 @@ def test_leaves_of_any_kind_go_through_words():
         np.testing.assert_array_equal(one, host[0])
 
 
-@pytest.mark.slow  # three processes that import JAX
+@pytest.mark.slow  # two processes that import JAX
 def test_a_killed_fleet_counts_every_row_once():
-    result = fleet_kills.compare(kills=2, rows=5000, hot=20)
+    """`python -m benchmarks.fleet_kills` kills more often (docs/results/fleet-kills.json)."""
+    result = fleet_kills.compare(kills=1, rows=5000, hot=20)
     assert result["disturbed"]["cursor"] == 5000
     assert result["same"], result

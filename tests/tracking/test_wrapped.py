@@ -23,7 +23,7 @@ def drawn(rows, turns_at=None):
 
 
 def small():
-    return opvi.regressor(2, hidden=(3,), particles=3)
+    return opvi.regressor(2, hidden=(3,), particles=5)
 
 
 def wrapped(sampler, order):
