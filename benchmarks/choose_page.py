@@ -226,7 +226,7 @@ def decisions(parts: dict[str, Any]) -> str:
         (
             "very many particles, a GPU",
             "[nothing to change](scale.md)",
-            f"{gpu['value']:.1f} ms a direction for 131,072 particles of 8 parameters",
+            f"{gpu['value']:.1f} ms per direction for 131,072 particles of 8 parameters",
             "about single precision",
         ),
         (

@@ -75,7 +75,7 @@ def pooled(tries: jax.Array, hits: jax.Array) -> None:
 
 
 def not_pooled(tries: jax.Array, hits: jax.Array) -> None:
-    """Baseball: every player has a chance, and all chances a common mean."""
+    """Baseball: every player has his own chance, and the chances have a common mean."""
     mean = numpyro.sample("mean", dist.Normal(-1, 1))
     spread = numpyro.sample("spread", dist.HalfNormal(1.0))
     with numpyro.plate("players", len(hits)):

@@ -177,7 +177,7 @@ def _in_rows(few: "_Layout", more: "_Layout") -> bool:
 
 
 def _densities(site: Site, shape: tuple[int, ...]) -> tuple[int, ...]:
-    """Return the shape of a site's log densities: one distribution may be that of many values."""
+    """Return the shape of a site's log densities; one distribution may apply to many values."""
     given = shape[: len(shape) - len(site["fn"].event_shape)]
     return np.broadcast_shapes(tuple(site["fn"].batch_shape), given)
 

@@ -249,7 +249,7 @@ def _look(sampler: KFAC, layers: Layers, batch: Batch) -> Seen:
 
 
 def _trust(dist: Distribution, log_density: Array, y: Array, largest: float) -> Array:
-    """Return the powers of the rows' likelihoods, from what all particles said of them."""
+    """Return the powers of the rows' likelihoods, from the predictions of all particles."""
     if isinstance(dist, Normal):
         return trust_in_targets(y, dist.mean, dist.variance, largest)
     if isinstance(dist, Classes):

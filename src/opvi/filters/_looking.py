@@ -32,7 +32,7 @@ class AdaptiveNoise(NamedTuple):
 
 
 class Regression(NamedTuple):
-    """What a Gaussian head shows of a batch."""
+    """What a Gaussian head sees of a batch."""
 
     residual: Array  # [n, B]
     noise: Array  # [n, B]: variances
@@ -43,7 +43,7 @@ class Regression(NamedTuple):
 
 
 class Seen(NamedTuple):
-    """What a batch shows at every particle."""
+    """What a batch looks like at every particle."""
 
     rows: Array  # [n, R + 1, d]: the curvature's rows A, and the gradient last
     log_density: Array  # [n, B]

@@ -51,7 +51,7 @@ def withdraw(sampler: Sampler, state: State, data: Data, weight: ArrayLike | Non
     rest = Natural(whole.shift - A.T @ (w / noise * target), whole.precision - A.T @ (A * (w / noise)[:, None]))
     if not _possible(whole, rest, prior) or not np.isfinite(rest.shift).all():
         raise ValueError(
-            "without these rows less would be left than the prior: this state did not learn them, or not with these "
+            "without these rows less than the prior would remain: this state did not learn them, or not with these "
             "values and weights."
         )
     learnt = whole.normaliser() - rest.normaliser()

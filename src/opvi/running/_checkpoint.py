@@ -218,7 +218,7 @@ def _is_key(leaf: object) -> bool:
 def _dtype(name: str) -> np.dtype:
     """Return a number's dtype, in the byte order of a file."""
     if name not in DTYPES:
-        raise ValueError(f"there is no dtype {name!r} of numbers")
+        raise ValueError(f"there is no numeric dtype {name!r}")
     if name.startswith(("bfloat", "float8")):
         return np.dtype(getattr(jnp, name))
     return np.dtype(name).newbyteorder("<")

@@ -89,7 +89,7 @@ class Tickets:
         x, said = held = self._found(ticket)
         label = as_rows(y, self.engine.dtype)
         if label.shape[:1] != (ticket.rows,):
-            raise ValueError(f"`y` has shape {label.shape}, but the ticket is of {ticket.rows} rows.")
+            raise ValueError(f"`y` has shape {label.shape}, but the ticket has {ticket.rows} rows.")
         counted = weights(weight, ticket.rows)
         room = 1 << (ticket.rows - 1).bit_length()  # few sizes are compiled
         density = np.asarray(program(_densities, 0, True)(padded(said, room), padded(label, room)))[: ticket.rows]
@@ -107,7 +107,7 @@ class Tickets:
         return Settled(density, fed)
 
     def drop(self, ticket: Ticket) -> None:
-        """Give a ticket up: its labels will not come."""
+        """Drop a ticket whose labels will not come."""
         self._found(ticket)
         self._give_up(row_count(self._held.pop(ticket.number)[0]))
 

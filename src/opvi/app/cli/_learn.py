@@ -127,7 +127,7 @@ def learn(options: argparse.Namespace) -> int:
     if options.source is None and not options.resume:
         raise CommandError("SOURCE is missing: name the file to learn from. `-` reads a pipe.")
     if options.run is None and (options.source in (None, "-") or "://" in options.source):
-        raise CommandError("`--run DIR` is missing: a pipe or a broker has no name from which to name the run.")
+        raise CommandError("`--run DIR` is missing: the run of a pipe or a broker has no default name.")
     folder = options.run or Path(_called(options.source) + ".run")
     targets = options.target or []
     if len(targets) > 1 or (options.resume and not targets and runs_in(folder)):

@@ -232,7 +232,7 @@ class Keyed:
     @property
     def _rows(self) -> Layout:
         if self.layout is None:
-            raise ValueError("`Keyed` was made without `example`, so its records cannot learn. Give rows as example.")
+            raise ValueError("`Keyed` was made without `example`, so its records cannot learn. Give an `example`.")
         return self.layout
 
     def _learn(self, records: np.ndarray, code: np.ndarray, leaves: list[np.ndarray]) -> Rounds:
