@@ -74,7 +74,7 @@ def killed_and_resumed(path: Path, models: int, chunk: int, hot: int) -> dict[st
 
 
 def saves(path: Path, models: int) -> dict[str, Any]:
-    """Seconds of a save after all models were touched, and after a hundredth, spread over all of them."""
+    """Return the seconds of a save after all models changed, and after a hundredth of them did."""
     everyone, few = np.arange(models), np.random.default_rng(1).permutation(models)[: models // 100]
     costs: dict[str, list[tuple[float, float]]] = {"all": [], "1 %": []}
     with fleet(path, models) as made:

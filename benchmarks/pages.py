@@ -33,7 +33,7 @@ def in_table(name: str, row: str, column: str) -> str:
 
 
 def fill(page: Path, kind: str, found: dict[str, str]) -> None:
-    """Write each table anew between its marks on the page, `<!-- KIND: NAME -->` and `<!-- end -->`."""
+    """Write each table between its marks on the page, `<!-- KIND: NAME -->` and `<!-- end -->`."""
     text = page.read_text(encoding="utf-8")
     for name, table in found.items():
         mark = f"<!-- {kind}: {name} -->"

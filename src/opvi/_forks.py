@@ -35,7 +35,7 @@ def refuse_forked() -> None:
 
 
 class Unforked:
-    """A sampler whose methods say so in such a process, those of its subclasses included."""
+    """A sampler whose methods, including those of subclasses, raise that error in such a process."""
 
     def __init_subclass__(cls, **more: Any) -> None:
         super().__init_subclass__(**more)

@@ -94,7 +94,7 @@ def test_what_fails_leaves_the_ticket_open_and_pickles_hold_tickets(monkeypatch)
     X_ours = X[:4].copy()
     ticket = late.ask(X_ours)
     X_ours[:] = 99  # the caller's own array
-    with pytest.raises(ValueError, match="the ticket is of 4 rows"):
+    with pytest.raises(ValueError, match="the ticket has 4 rows"):
         late.feed(ticket, y[:3])
     with pytest.raises(ValueError, match="data has leaves|shape"):
         late.feed(ticket, np.zeros((4, 2), np.float32))

@@ -21,7 +21,7 @@ def positive(text: str) -> int:
     """Return a whole number of at least 1."""
     value = int(text)
     if value < 1:
-        raise argparse.ArgumentTypeError(f"{value} is not at least 1")
+        raise argparse.ArgumentTypeError(f"{value} is less than 1")
     return value
 
 

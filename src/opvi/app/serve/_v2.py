@@ -109,7 +109,7 @@ class Inference:
         return values, at
 
     def outputs(self, schema: Schema) -> list[tuple[str, bool]]:
-        """Return the names of the outputs asked for, and whether in binary."""
+        """Return the names of the requested outputs, and whether they are binary."""
         known = [output["name"] for output in metadata(self.name, schema)["outputs"]]
         binary = bool((self._request.get("parameters") or {}).get("binary_data_output"))
         asked = self._request.get("outputs") or [{"name": name} for name in known]
