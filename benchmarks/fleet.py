@@ -146,18 +146,33 @@ def on_disk() -> Iterator[Result]:
 
 
 def one_row() -> Iterator[Result]:
-    """Compare a call with one row to its share of a call with all rows."""
+    """Compare calls with one row, including the rounds they fill, to their share of a call with all rows."""
     for batch_size in (1, 20):
         made, (ids, (X, y)) = fleet("OPVI", batch_size=batch_size), arrivals("OPVI", MODELS, batch_size)
-        bulk = repeat(lambda made=made, ids=ids, X=X, y=y: made.learn(ids, (X, y)), 2.0)
+        few = [ids[row % 50 : row % 50 + 1] for row in range(1000)]  # 20 rows of each of some 50 models
 
-        def rows(made: Any = made, ids: Any = ids, X: Any = X, y: Any = y) -> None:
-            for row in range(1000):
-                made.learn(ids[row : row + 1], (X[row : row + 1], y[row : row + 1]))
+        def rows(made: Any = made, few: Any = few, X: Any = X, y: Any = y) -> None:
+            for row, whose in enumerate(few):
+                made.learn(whose, (X[row : row + 1], y[row : row + 1]))
 
-        one = repeat(rows, 2.0)
+        spent: dict[str, list[float]] = {"one": [], "bulk": []}
+        walls: dict[str, list[float]] = {"one": [], "bulk": []}
+        for what in 8 * ("bulk", "one"):
+            used, began = time.process_time(), time.perf_counter()
+            rows() if what == "one" else made.learn(ids, (X, y))
+            walls[what].append(1e3 * (time.perf_counter() - began))
+            spent[what].append(time.process_time() - used)
+        one, bulk = (Timing(walls[what][0], walls[what][1:]) for what in ("one", "bulk"))
         value = 1e3 * one.median / 1000
-        extra = {"bulk_us": 1e3 * bulk.median / len(ids), "times_bulk": value / (1e3 * bulk.median / len(ids))}
+        processor = {what: 1e6 * float(np.median(spent[what][1:])) for what in spent}
+        processor = {"one": processor["one"] / 1000, "bulk": processor["bulk"] / len(ids)}
+        extra = {
+            "bulk_us": 1e3 * bulk.median / len(ids),
+            "times_bulk": value / (1e3 * bulk.median / len(ids)),
+            "processor_us": processor["one"],
+            "bulk_processor_us": processor["bulk"],
+            "times_bulk_by_processor": processor["one"] / processor["bulk"],
+        }
         yield Result(
             "one row a call", f"batch {batch_size}", value, "µs per row", None, {"one": one, "bulk": bulk}, extra
         )

@@ -55,6 +55,37 @@ def alone(fleet, name, data):
     return opvi.run(fleet.sampler, stream, fleet.key(name), state=fleet.start(name))[0]
 
 
+@pytest.mark.parametrize("batch_size", [1, 4])
+def test_calls_of_one_row_do_what_a_call_of_all_does(batch_size, tmp_path):
+    X, y = rows_of(40)
+    ids = ragged(40, 3)
+    fleet, bulk = fleet_of(batch_size=batch_size, path=tmp_path / "a"), fleet_of(batch_size=batch_size)
+    told = bulk.learn(ids, (X, y))
+    rounds = []
+    for row, name in enumerate(ids):
+        given = X[row : row + 1].astype(float) if row % 3 else X[row : row + 1], y[row : row + 1]
+        done = fleet.learn([name] if row % 2 else np.array([name]), given)
+        rounds += [(one, np.asarray(done.info.log_predictive)) for one in done.ids]
+        if row == 20:
+            fleet.save()
+    for name in set(ids):
+        expected = np.asarray(told.info.log_predictive)[np.array(told.ids) == name]
+        assert np.array_equal(np.concatenate([value for one, value in rounds if one == name]), expected)
+        assert fleet._record(name).tobytes() == bulk._record(name).tobytes()
+    before = fleet._record(0).tobytes()
+    for bad in (X[:1] * np.nan, X[:1] + 2e18, X[:1, :1], X[:2]):
+        with pytest.raises(ValueError, match="row"):
+            fleet.learn([0], (bad, y[:1]))
+    for odd in ("0", [True], [0.0], {0: 1}, np.zeros((1, 1), int)):
+        with pytest.raises(TypeError):
+            fleet.learn(odd, (X[:1], y[:1]))
+    assert fleet._record(0).tobytes() == before
+    fleet.save()
+    fleet.close()
+    with opvi.Fleet.load(tmp_path / "a", LANGEVIN) as again:
+        assert all(again._record(name).tobytes() == bulk._record(name).tobytes() for name in set(ids))
+
+
 @pytest.mark.parametrize("name", ["langevin", "linear_ekf", pytest.param("regressor", marks=pytest.mark.slow)])
 def test_a_model_has_the_bits_of_its_stream_run_alone(name):
     sampler, settings, labels = SAMPLERS[name]

@@ -2,9 +2,9 @@
 
 import threading
 from collections.abc import Callable, Sequence
-from functools import partial, wraps
+from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple, Self, TypeVar, cast
+from typing import Any, NamedTuple, Self
 
 import jax
 import jax.numpy as jnp
@@ -13,10 +13,11 @@ import numpy as np
 from opvi.predictive import Predictive
 from opvi.running._rows import OnBad, row_count, without_bad_rows
 from opvi.running._settings import difference, settings
-from opvi.scale.fleet._ids import Id, as_arrays, checked_id, checked_ids, coded, is_id, sound
+from opvi.scale.fleet._ids import Id, as_arrays, checked_id, checked_ids, coded, is_id, sound, without_keys
 from opvi.scale.fleet._keyed import Keyed, Rounds, at_least_one, in_one
 from opvi.scale.fleet._pool import Population, pooled, with_population
 from opvi.scale.fleet._store import Store
+from opvi.scale.fleet._turns import in_turn
 from opvi.tracking._neighbours import without_memory
 from opvi.types import Data, Info, Key, Sampler, Seed, Start, State, Tree, as_key
 
@@ -25,25 +26,12 @@ MEMORY = 1 << 30  # bytes of models in memory, unless the caller says how many
 KEPT = ("sampler", "key", "batch_size", "particles")  # settings that a file belongs to
 SAME: Any = object()  # stands for a cursor that does not move
 
-Method = TypeVar("Method", bound=Callable[..., Any])
-
 
 class Learnt(NamedTuple):
     """What a call of `learn` did: one entry per round. The rounds of one id are in order."""
 
     ids: list[Id]
     info: Info | None  # the sampler's, leaves [rounds, ...]; None if there was no round
-
-
-def _in_turn(method: Method) -> Method:
-    """Return the method, restricted to one thread at a time."""
-
-    @wraps(method)
-    def locked(self: "Fleet", *given: Any, **named: Any) -> Any:
-        with self._lock:
-            return method(self, *given, **named)
-
-    return cast(Method, locked)
 
 
 class Fleet:
@@ -151,7 +139,7 @@ class Fleet:
     def __len__(self) -> int:
         return self._store.count
 
-    @_in_turn
+    @in_turn
     def __contains__(self, name: object) -> bool:
         return is_id(name) and not self._store.get([checked_id(name)])[1][0]
 
@@ -208,7 +196,7 @@ class Fleet:
                 records = keyed.with_states(records, states)
         return keyed.predict(records, code, x)
 
-    @_in_turn
+    @in_turn
     def population(self) -> Population:
         """Return what the models have in common, updated whenever a tenth more rounds have been learnt.
 
@@ -224,7 +212,7 @@ class Fleet:
 
     # --- learning -----------------------------------------------------------------------------------
 
-    @_in_turn
+    @in_turn
     def learn(self, ids: Sequence[Id] | np.ndarray, data: Data) -> Learnt:
         """Take rows of any models in order of arrival; learn every full batch. If this raises, no row was taken.
 
@@ -232,11 +220,11 @@ class Fleet:
             ids: the model of each row: strings or whole numbers.
             data: a pytree of arrays with one leading axis of rows, e.g. `(X, y)`.
         """
+        if (done := self._learn_one(ids, data)) is not None:
+            return done
         names, rows = checked_ids(ids), as_arrays(data)
-        if row_count(rows) != len(names):
-            raise ValueError(
-                f"`ids` has {len(names)} entries and the data {row_count(rows)} rows; one id per row is needed."
-            )
+        if (count := row_count(rows)) != len(names):
+            raise ValueError(f"`ids` has {len(names)} entries and the data {count} rows; one id per row is needed.")
         if not names:
             return Learnt([], None)
         skipped, layout = 0, self._keyed.layout
@@ -260,18 +248,18 @@ class Fleet:
         self.skipped += skipped
         return learnt
 
-    @_in_turn
+    @in_turn
     def flush(self) -> Learnt:
         """Learn all waiting rows, in batches that are not full. Later rows begin new batches."""
         return self._through(self._store.ids(waiting=True), lambda records, *_: self._keyed.flush(records))
 
-    @_in_turn
+    @in_turn
     def forget(self, name: Id) -> None:
         """Drop a model and its waiting rows; a later row of this id starts a new one."""
         self._record(name)
         self._store.forget(checked_id(name))
 
-    @_in_turn
+    @in_turn
     def take(self, ids: Sequence[Id] | np.ndarray, records: np.ndarray) -> None:
         """Import models as records of `Keyed`, replacing those with the same ids; all of them or none.
 
@@ -286,7 +274,7 @@ class Fleet:
 
     # --- the file -----------------------------------------------------------------------------------
 
-    @_in_turn
+    @in_turn
     def save(self, path: str | Path | None = None, *, cursor: Tree = SAME) -> Path:
         """Write the models changed since the last save, with their waiting rows, and the cursor.
 
@@ -319,7 +307,7 @@ class Fleet:
             self._store.copy(target)
         return target
 
-    @_in_turn
+    @in_turn
     def close(self) -> None:
         """Release the file. Anything not saved is lost."""
         self._store.close()
@@ -328,8 +316,11 @@ class Fleet:
         """Load what was saved, if anything; refuse what belongs to another sampler."""
         if about is None:
             return
-        now = {"sampler": settings(self.sampler), **{name: settings(_plain(self._given[name])) for name in KEPT[1:]}}
-        then = {"sampler": about["settings"], **{name: settings(_plain(about[name])) for name in KEPT[1:]}}
+        now = {
+            "sampler": settings(self.sampler),
+            **{name: settings(without_keys(self._given[name])) for name in KEPT[1:]},
+        }
+        then = {"sampler": about["settings"], **{name: settings(without_keys(about[name])) for name in KEPT[1:]}}
         odd = difference(then, now)
         if odd:
             raise ValueError(
@@ -347,7 +338,7 @@ class Fleet:
         self._keyed = keyed
         self._store.prepare(keyed.dtype, self._hot or max(1, MEMORY // keyed.dtype.itemsize))
 
-    @_in_turn
+    @in_turn
     def _record(self, name: Id) -> np.ndarray:
         if name not in self:
             raise KeyError(f"there is no model for {name!r} in this fleet; one is made when its first row is learnt.")
@@ -383,18 +374,26 @@ class Fleet:
                     records, rounds = change(self._records(some), begin, False)
                     put(some, records)
                     parts.append(rounds._replace(code=rounds.code + begin))
-        rounds = in_one(parts)
-        self._rounds += len(rounds.code)
-        if rounds.info is not None:
-            self.diverged += int((~rounds.info.finite).sum())
-        return Learnt([names[index] for index in rounds.code.tolist()], rounds.info)
+        code, info = in_one(parts)
+        return self._learnt([names[index] for index in code.tolist()], info)
+
+    def _learn_one(self, ids: Sequence[Id] | np.ndarray, data: Data) -> Learnt | None:
+        """Learn a row of a model in memory, where it lies; None: nothing was done, and it takes a longer look."""
+        ids = ids.tolist() if isinstance(ids, np.ndarray) and ids.shape == (1,) else ids
+        name: Any = ids[0] if type(ids) is list and len(ids) == 1 else None
+        layout, slot = self._keyed.layout, self._store.place(name) if type(name) in (str, int) else None
+        leaves = None if layout is None or slot is None else layout.single(data)
+        if slot is None or leaves is None:
+            return None
+        info = self._keyed.learn_one(self._store.records, slot, leaves)
+        self._store.touch(slot)
+        return self._learnt([name] if info is not None else [], info)
+
+    def _learnt(self, names: list[Id], info: Info | None) -> Learnt:
+        self._rounds += len(names)
+        self.diverged += 0 if info is None else int((~info.finite).sum())
+        return Learnt(names, info)
 
 
 def _single(states: Tree) -> State:
     return jax.tree.map(lambda leaf: jnp.asarray(leaf[0]), states)
-
-
-def _plain(value: Tree) -> Tree:
-    """Return a key as plain numbers, and anything else unchanged."""
-    is_key = isinstance(value, jax.Array) and jnp.issubdtype(value.dtype, jax.dtypes.prng_key)
-    return np.asarray(jax.random.key_data(value)) if is_key else value

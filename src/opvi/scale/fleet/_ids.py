@@ -11,6 +11,7 @@ from opvi.running._rows import as_rows, row_count
 from opvi.types import LARGEST_VALUE, ArrayLike, Data, Tree
 
 Id = str | int
+SMALL = 100  # numbers, up to which they are looked at one by one faster than by NumPy
 
 
 def is_id(name: object) -> TypeGuard[Id]:
@@ -107,6 +108,25 @@ class Layout(NamedTuple):
             )
         return [np.asarray(leaf, dtype) for leaf, dtype in zip(leaves, self.dtypes, strict=True)]
 
+    def single(self, row: Data) -> list[np.ndarray] | None:
+        """Return the leaves of one row that is as it should be; None for any other, and for large ones."""
+        leaves, structure = jax.tree.flatten(row)
+        if structure != self.structure:
+            return None
+        most = LARGEST_VALUE
+        for index, (leaf, shape, dtype) in enumerate(zip(leaves, self.shapes, self.dtypes, strict=True)):
+            if type(leaf) is not np.ndarray or leaf.shape != (1, *shape):
+                return None
+            if leaf.dtype != dtype:
+                if not np.can_cast(leaf.dtype, dtype, "same_kind"):
+                    return None
+                leaf = leaves[index] = np.asarray(leaf, dtype)
+            if dtype.kind == "f" and (
+                leaf.size > SMALL or False in [-most <= v <= most for v in leaf.ravel().tolist()]
+            ):
+                return None
+        return leaves
+
     def tree(self, leaves: list[Tree]) -> Tree:
         """Return leaves in the tree of the rows."""
         return jax.tree.unflatten(self.structure, leaves)
@@ -129,3 +149,9 @@ def filled_up(waiting: np.ndarray, here: np.ndarray) -> np.ndarray:
     """Return waiting rows `[models, rows - 1, ...]` as batches; where `here [models, rows]` is false, the first row."""
     waiting = np.concatenate([waiting, waiting[:, :1]], 1)
     return np.where(here.reshape(*here.shape, *(1,) * (waiting.ndim - 2)), waiting, waiting[:, :1])
+
+
+def without_keys(value: Tree) -> Tree:
+    """Return a key of JAX as its numbers, anything else as it is."""
+    is_key = isinstance(value, jax.Array) and jax.dtypes.issubdtype(value.dtype, jax.dtypes.prng_key)
+    return np.asarray(jax.random.key_data(value)) if is_key else value

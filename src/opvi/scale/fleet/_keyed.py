@@ -88,6 +88,7 @@ class Keyed:
             self._workers.prepare(self._key, shapes, self._batch_shapes(self.layout))
         self.fingerprint = np.uint64(self._fingerprint())
         self.dtype = self._record()
+        self._row_names = [name for name in self.dtype.names or () if name.startswith("row")]
 
     @property
     def settings(self) -> dict[str, Any]:
@@ -200,9 +201,8 @@ class Keyed:
         if not len(at):
             return records, Rounds(at, None)
         here = np.arange(self.batch_size)[None] < records["waiting"][at][:, None]
-        rows = [name for name in self.dtype.names or () if name.startswith("row")]
-        data = [filled_up(records[name][at], here) for name in rows]
-        for name in rows:
+        data = [filled_up(records[name][at], here) for name in self._row_names]
+        for name in self._row_names:
             records[name][at] = 0
         info = self._advance(records, at, data, here.astype(self._float))
         records["waiting"][at] = 0
@@ -238,8 +238,9 @@ class Keyed:
     def _learn(self, records: np.ndarray, code: np.ndarray, leaves: list[np.ndarray]) -> Rounds:
         """Add rows to records in place: full batches are learnt, the rest waits."""
         size = self.batch_size
-        if len(code) == 1:  # the shortest way, for those who learn row by row
-            return self._learn_one(records, code, leaves)
+        if len(code) == 1:
+            info = self.learn_one(records, int(code[0]), leaves)
+            return Rounds(code[:0] if info is None else code, info)
         before, order = records["waiting"].copy(), np.argsort(code, kind="stable")
         code = code[order]
         counts = np.bincount(code, minlength=len(records))
@@ -263,28 +264,33 @@ class Keyed:
         records["waiting"] = left
         return Rounds(whose, info)
 
-    def _learn_one(self, records: np.ndarray, code: np.ndarray, leaves: list[np.ndarray]) -> Rounds:
-        """Do the same for a single row."""
-        record, size = records[code[0]], self.batch_size
-        before = int(record["waiting"])
-        full = before + 1 == size
-        record["waiting"] = 0 if full else before + 1
-        if not full:
-            for index, leaf in enumerate(leaves):
-                record[f"row{index}"][before] = leaf[0]
-            return Rounds(code[:0], None)
-        rows = enumerate(leaves)
-        data = [leaf[None] if size == 1 else np.concatenate([record[f"row{i}"], leaf])[None] for i, leaf in rows]
-        for index in range(len(leaves)):
-            record[f"row{index}"] = 0
-        return Rounds(code, self._advance(records, code, data, self._weight))
+    def learn_one(self, records: np.ndarray, place: int, leaves: list[np.ndarray]) -> Info | None:
+        """Do the same for a single row of one record: the shortest way, for those who learn row by row.
+
+        Returns the Info, with a first axis of 1, if the row filled a batch. If this raises, the record is as before.
+        """
+        refuse_forked()
+        waiting, rows = records["waiting"], [records[name] for name in self._row_names]
+        before, last = int(waiting[place]), self.batch_size - 1
+        if before < last:
+            for row, leaf in zip(rows, leaves, strict=True):
+                row[place, before] = leaf[0]
+            waiting[place] = before + 1
+            return None
+        pairs = zip(rows, leaves, strict=True)
+        data = [np.concatenate([row[place], leaf])[None] if last else leaf[None] for row, leaf in pairs]
+        batches = Batch(self._rows.tree(data), self._weight)  # type: ignore[arg-type]
+        words = records["model"][place : place + 1]
+        words[:], info = self._workers.one(words, batches)
+        if last:
+            waiting[place] = 0
+            for row in rows:
+                row[place] = 0
+        return info
 
     def _advance(self, records: np.ndarray, whose: np.ndarray, data: list[np.ndarray], weight: np.ndarray) -> Info:
         """Learn batches, sorted by model, and store the new states in the records; return the Info of each batch."""
         batches = Batch(self._rows.tree(data), weight)  # type: ignore[arg-type]
-        if len(whose) == 1:
-            records["model"][whose], info = self._workers.one(records["model"][whose], batches)
-            return info
         active, model = np.unique(whose, return_inverse=True)
         records["model"][active], info = self._workers.many(records["model"][active], model, batches)
         return info

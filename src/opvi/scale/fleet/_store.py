@@ -99,6 +99,17 @@ class Store:
         self.records[slots], self._used[slots] = records, self._clock
         self._touched[slots], self._dirty[slots] = now, True
 
+    def place(self, name: Id) -> int | None:
+        """Return where in `records` the record of an id is; None if it is not in memory, or its time is over."""
+        slot = self._places.get(name)
+        return None if slot is None or self._over(self._touched[slot]) else slot
+
+    def touch(self, slot: int) -> None:
+        """Note that a record in memory was changed there."""
+        self._clock += 1
+        self._used[slot], self._dirty[slot] = self._clock, True
+        self._touched[slot] = time.time() if self.forget_after is not None else 0.0
+
     @contextmanager
     def through(self) -> Iterator[Callable[[list[Id], np.ndarray], None]]:
         """Yield a `put` for more records than memory holds: straight to the file, and none of them if it raises."""
