@@ -1,5 +1,6 @@
 """Strictness for the whole suite: no silent change of rank or dtype anywhere in the library."""
 
+import gc
 import os
 from importlib.metadata import version
 from pathlib import Path
@@ -31,6 +32,13 @@ jax.config.update("jax_compilation_cache_max_size", 1 << 30)
 jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.2)
 jax.config.update("jax_numpy_rank_promotion", "raise")
 jax.config.update("jax_numpy_dtype_promotion", "strict")
+
+
+def pytest_collection_finish() -> None:
+    """What is loaded by now stays: the collector need not look at it again and again, nor after every 700 objects."""
+    gc.collect()
+    gc.freeze()
+    gc.set_threshold(50_000, 20, 50)
 
 
 @pytest.fixture(scope="session")

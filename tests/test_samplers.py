@@ -369,14 +369,6 @@ def test_acceleration_follows_its_equations():
     assert momentum == pytest.approx(0.82, abs=0.01)
 
 
-def test_optax_optimizers_drive_the_flow():
-    with jax.numpy_dtype_promotion("standard"):  # optax's Adam mixes integers and floats
-        for optimizer in (optax.adam(0.01), optax.rmsprop(0.01), optax.adagrad(0.1)):
-            algorithm = opvi.opvi(TARGET, step=optimizer)
-            _, info = algorithm.step(KEY, algorithm.init(KEY, N), a_batch())
-            assert bool(info.finite)
-
-
 def test_counters_stop_at_the_largest_integer():
     algorithm = ALGORITHMS["svgd"]
     full = algorithm.init(KEY, N)._replace(round=jnp.int32(2**31 - 1), rows=jnp.int32(2**31 - 2))

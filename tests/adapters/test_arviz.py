@@ -199,12 +199,23 @@ def test_bad_arguments_are_refused():
         to_arviz(state, opvi.regressor(2), X)
 
 
-@pytest.mark.parametrize(("name", "library"), [("from_numpyro", "numpyro"), ("to_arviz", "arviz")])
-def test_a_missing_library_is_named(name, library):
-    code = f"import sys; sys.modules['{library}'] = None; import opvi; opvi.{name}"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
-    assert f"ImportError: `opvi.{name}` needs" in done.stderr
-    assert f'pip install "opvi[{library}]"' in done.stderr
+WITHOUT = """
+import sys
+sys.modules["numpyro"] = sys.modules["arviz"] = None
+import opvi
+for name in ("from_numpyro", "to_arviz"):
+    try:
+        getattr(opvi, name)
+    except ImportError as error:
+        print(error)
+"""
+
+
+def test_a_missing_library_is_named():
+    done = subprocess.run([sys.executable, "-c", WITHOUT], capture_output=True, text=True, check=True)
+    for name, library in (("from_numpyro", "numpyro"), ("to_arviz", "arviz")):
+        assert f"`opvi.{name}` needs" in done.stdout
+        assert f'pip install "opvi[{library}]"' in done.stdout
 
 
 @pytest.mark.slow

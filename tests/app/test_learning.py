@@ -34,7 +34,7 @@ from opvi.running import _checkpoint as checkpoint
 from opvi.running import _saving as saving
 from opvi.types import Predicted
 
-SMALL = Settings(hidden=(), particles=4, warm_up=100)
+SMALL = Settings(hidden=(), particles=4)  # as in OPTIONS: the same programs
 ROWS = 80  # at once, so that a small table has many
 OPTIONS = ["--target", "y", "--hidden", "none", "--particles", "4"]
 

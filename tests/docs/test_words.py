@@ -3,6 +3,7 @@
 import io
 import re
 import tokenize
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -31,6 +32,7 @@ UNWANTED = {
 NAMES = re.compile(r"^\s*(texts|rows)\b.*:")  # of arguments in a docstring
 
 
+@cache
 def prose(path: Path) -> str:
     """A page without its code, or the strings and comments of a module."""
     text = path.read_text(encoding="utf-8")

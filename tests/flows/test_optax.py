@@ -11,16 +11,12 @@ TARGET = opvi.gaussian_mixture()
 ROWS = np.random.default_rng(0).normal(size=12).astype(np.float32)
 
 FLOWS = {
-    "opvi": opvi.opvi,
-    "svgd": opvi.svgd,
-    "blob": opvi.blob,
-    "gfsd": opvi.gfsd,
-    "gfsf": opvi.gfsf,
+    "opvi": opvi.opvi,  # all flows are one class, and move by the same lines
     "wag": lambda target, step: opvi.svgd(target, step=step, acceleration=opvi.flows.wag()),
-    "wnes": lambda target, step: opvi.blob(target, step=step, acceleration=opvi.flows.wnes()),
 }
 OPTIMIZERS = {
     "momentum": optax.sgd(0.01, momentum=0.9),
+    "root mean squares": optax.rmsprop(0.01),
     "nadam": optax.nadam(0.01),
     "lion": optax.lion(0.01),
     "clipped": optax.chain(optax.clip(0.5), optax.adam(0.01)),

@@ -15,6 +15,7 @@ from opvi.tracking import _bank as bank
 from opvi.tracking import _temperature as temperature
 
 KEY = jax.random.key(0)
+update, sharpened, pool = jax.jit(bank.update), jax.jit(temperature.update), jax.jit(temperature.pool)
 
 
 def densities(seed, rounds, members, rows=20):
@@ -63,12 +64,14 @@ def test_weights_are_probabilities_and_padding_counts_for_nothing():
     log_d = densities(2, 1, 4)[0]
     log_w = jax.nn.log_softmax(jnp.arange(4.0))
     weight = jnp.where(jnp.arange(20) < 13, 1.0, 0.0)
-    padded = bank.update(log_w, log_d, weight)
-    np.testing.assert_allclose(padded, bank.update(log_w, log_d[:, :13], jnp.ones(13)), rtol=1e-5)
+    padded = update(log_w, log_d, weight)
+    np.testing.assert_allclose(padded, update(log_w, log_d[:, :13], jnp.ones(13)), rtol=1e-5)
     assert float(jnp.exp(padded).sum()) == pytest.approx(1, abs=1e-6)
-    nothing = bank.update(log_w, log_d, jnp.zeros(20))
+    nothing = update(log_w, log_d, jnp.zeros(20))
     np.testing.assert_allclose(nothing, log_w, rtol=1e-6)
-    sure = bank.update(log_w, jnp.where(jnp.arange(4)[:, None] == 1, 0.0, -jnp.inf) * jnp.ones((1, 20)), jnp.ones(20))
+    sure = update(
+        log_w, np.where(np.arange(4)[:, None] == 1, 0.0, -np.inf) * np.ones((1, 20), np.float32), jnp.ones(20)
+    )
     assert bool(jnp.isfinite(sure).all())
 
 
@@ -195,9 +198,9 @@ def test_exponents_start_as_the_first_member_and_survive_bad_numbers():
     log_p = jax.nn.log_softmax(jax.random.normal(KEY, (3, 5, 4)))
     exponents = temperature.start(3, jnp.float32)
     # but for the smoothing, which is .005 in all
-    np.testing.assert_allclose(jnp.exp(temperature.pool(exponents, log_p)), jnp.exp(log_p[0]), atol=0.005)
-    spoilt = temperature.update(exponents, log_p.at[0, 0, 0].set(jnp.nan), jnp.zeros(5, int), jnp.ones(5))
+    np.testing.assert_allclose(jnp.exp(pool(exponents, log_p)), jnp.exp(log_p[0]), atol=0.005)
+    spoilt = sharpened(exponents, log_p.at[0, 0, 0].set(jnp.nan), jnp.zeros(5, int), jnp.ones(5))
     assert jax.tree.all(jax.tree.map(np.array_equal, spoilt, exponents))
     sure = jnp.log(jnp.eye(4)[None, :, :] * jnp.ones((3, 1, 1)))  # log 0 = -inf
-    learnt = temperature.update(exponents, sure, jnp.array([1, 2, 3, 0]), jnp.ones(4))
+    learnt = sharpened(exponents, sure, jnp.array([1, 2, 3, 0]), jnp.ones(4))
     assert all(bool(jnp.isfinite(leaf).all()) for leaf in learnt)

@@ -49,10 +49,10 @@ def test_it_is_a_uniform_sample_of_whole_rows():
 
 def test_the_sample_does_not_depend_on_how_rows_are_cut():
     samples = []
-    for sizes in ([40], [1] * 40, [7, 20, 13]):
+    for sizes, room in (([40], 40), ([1] * 40, 1), ([7, 20, 13], 20)):
         reservoir, first = reservoirs.empty(reservoirs.layout_of(EXAMPLE), 5, jnp.float32), 0
         for size in sizes:
-            reservoir = offered(KEY, reservoir, opvi.batch(rows_from(first, size)))
+            reservoir = offered(KEY, reservoir, opvi.batch(rows_from(first, size), pad_to=room))
             first += size
         samples.append(np.asarray(reservoir.rows[1]))
     np.testing.assert_array_equal(samples[0], samples[1])
@@ -66,7 +66,7 @@ def test_refused_and_padded_rows_leave_no_trace():
     assert int(reservoir.seen) == int(reservoir.filled) == 3
     refused = offered(KEY, reservoir, opvi.batch(rows_from(100, 20)), False)
     assert jax.tree.all(jax.tree.map(np.array_equal, refused, reservoir))
-    last = offered(KEY, refused, opvi.batch(rows_from(4, 5)))
+    last = offered(KEY, refused, opvi.batch(rows_from(4, 5), pad_to=20))
     np.testing.assert_array_equal(last.rows[1], np.arange(1, 9))
     drawn = reservoirs.draw(KEY, reservoir, 500)
     assert set(np.asarray(drawn[1]).tolist()) == {1, 2, 3}
