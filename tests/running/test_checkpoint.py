@@ -218,8 +218,8 @@ ARRAY = '{"tree": null, "arrays": {"": %s}}'
 @pytest.mark.parametrize(
     ("description", "says"),
     [
-        (ARRAY % '{"dtype": "object", "shape": [1]}', "no dtype 'object'"),
-        (ARRAY % '{"dtype": "U9", "shape": [1]}', "no dtype"),
+        (ARRAY % '{"dtype": "object", "shape": [1]}', "no numeric dtype 'object'"),
+        (ARRAY % '{"dtype": "U9", "shape": [1]}', "no numeric dtype"),
         (ARRAY % '{"dtype": ["float32"], "shape": [1]}', "does not describe"),
         (ARRAY % '{"dtype": "float32", "shape": [-1]}', "shape"),
         (ARRAY % '{"dtype": "float32", "shape": [true]}', "shape"),
