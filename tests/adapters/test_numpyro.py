@@ -123,22 +123,19 @@ def test_prior_and_rows_add_up_to_the_potential(name):
     target, data = case(name)
     model = CASES[name][0]
     arguments, keywords = ((), data) if isinstance(data, dict) else (jax.tree.leaves(data), {})
-    log_likelihood = jax.jit(target.log_likelihood)
 
     @jax.jit
-    def prior_and_potential(params):
-        return target.log_prior(params), potential_energy(model, arguments, keywords, params)
+    def densities(params):
+        rows, fewer = (target.log_likelihood(params, jax.tree.map(lambda a, n=n: a[:n], data)) for n in (ROWS, 3))
+        together = target.log_prior(params), potential_energy(model, arguments, keywords, params)
+        return rows, fewer, together, target.log_likelihoods(target.ravel(params)[None], data)
 
     for seed in range(2):
-        params = target.init(jax.random.key(seed))
-        rows = log_likelihood(params, data)
+        rows, fewer, (prior, potential), sites = densities(target.init(jax.random.key(seed)))
         assert rows.shape == (ROWS,)
-        prior, potential = prior_and_potential(params)
         np.testing.assert_allclose(prior + rows.sum(), -potential, rtol=2e-5)
-        fewer = log_likelihood(params, jax.tree.map(lambda a: a[:3], data))  # and the plate follows
-        np.testing.assert_allclose(fewer, rows[:3], rtol=2e-5, atol=1e-5)
-    sites = target.log_likelihoods(target.ravel(params)[None], data)
-    np.testing.assert_allclose(sum(sites.values())[0], rows, rtol=2e-5, atol=1e-5)
+        np.testing.assert_allclose(fewer, rows[:3], rtol=2e-5, atol=1e-5)  # the plate follows the rows
+        np.testing.assert_allclose(sum(sites.values())[0], rows, rtol=2e-5, atol=1e-5)
 
 
 def test_names_are_kept_and_draws_return_to_their_supports():
@@ -239,11 +236,15 @@ def test_heads_predict_what_the_model_says(name):
     model, data, inputs = HEADS[name]
     target = from_numpyro(model, data)
     particles = opvi.draw(target, 1, 3)
-    said = opvi.predict(target, particles, inputs)
-    assert type(said.components).__name__ == name.split()[0]
-    y = jnp.asarray(data[1])
-    expected = target.log_likelihoods(particles, data)["y"]
-    np.testing.assert_allclose(said.components.log_density(y[None]), expected, rtol=1e-4, atol=1e-5)
+
+    @jax.jit
+    def both(particles):
+        said = opvi.predict(target, particles, inputs).components
+        return said, said.log_density(jnp.asarray(data[1])[None]), target.log_likelihoods(particles, data)["y"]
+
+    said, found, expected = both(particles)
+    assert type(said).__name__ == name.split()[0]
+    np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-5)
 
 
 def autoregression(before, y):

@@ -15,6 +15,7 @@ import opvi
 from opvi.adapters.river import Classifier, PredictiveDistribution, Regressor
 from opvi.adapters.river._features import VALUES, Columns
 from opvi.adapters.river._model import OnlineModel
+from opvi.running import Engine
 from opvi.tracking._regressor import BUDGET
 from opvi.tracking._widening import widened_classifier, widened_regressor
 
@@ -93,7 +94,7 @@ def test_pipelines_and_progressive_validation(kind):
 # --- learning and predicting ----------------------------------------------------------------------
 
 
-def test_rows_one_at_a_time_equal_a_run_over_batches_bit_for_bit():
+def test_rows_one_at_a_time_equal_batches_bit_for_bit():
     x, y = rows(45)
     x = [{**row, "d": row["a"] * row["b"]} for row in x]  # as wide as the model of another test
     model = linear("regressor")
@@ -102,12 +103,12 @@ def test_rows_one_at_a_time_equal_a_run_over_batches_bit_for_bit():
     assert model.n_rows_seen == 40
     X = np.array([list(row.values()) for row in x], np.float32)
     tracker = opvi.regressor(4, hidden=(), particles=2)
-    key = jax.random.key(model._number)
-    state, _ = opvi.run(tracker, opvi.stream((X[:40], np.array(y[:40])), 20), key)
-    assert same(model._state, state)
+    fed = Engine(tracker, model._number, batch=20)
+    fed.feed((X[:40], np.array(y[:40])))
+    assert same(model._state, fed.state)
     model.flush()  # the other five
-    state, _ = opvi.run(tracker, opvi.stream((X[40:], np.array(y[40:])), 20), key, state=state)
-    assert same(model._state, state)
+    fed.feed((X[40:], np.array(y[40:])), last=True)
+    assert same(model._state, fed.state)
     assert model.n_rows_seen == 45
 
 

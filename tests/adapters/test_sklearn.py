@@ -24,12 +24,12 @@ from opvi.running import _engine as engine
 
 FEATURES = 3
 WIDEST, MOST = 20, 5  # columns and classes of any table of scikit-learn's checks
-REGRESSOR = {"hidden": (5,), "n_particles": 3, "random_state": 0}
+REGRESSOR = {"hidden": (5,), "n_particles": 3, "neighbour_rows": 0, "random_state": 0}
 CLASSIFIER = {"hidden": (5,), "n_particles": 2, "half_life": 2000.0, "random_state": 0}
 
 
 def tracker_of(settings):
-    names = {"n_particles": "particles"}
+    names = {"n_particles": "particles", "neighbour_rows": "memory_rows"}
     return {names.get(k, k): v for k, v in settings.items() if k != "random_state"}
 
 
