@@ -39,7 +39,7 @@ def on_devices():
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("mesh", ["1 × 1", "2 × 1", "4 × 1", "8 × 1", "1 × 8"])
+@pytest.mark.parametrize("mesh", ["2 × 1", "8 × 1", "1 × 8"])
 def test_any_mesh_gives_the_same_step(on_devices, mesh):
     assert on_devices["meshes"][mesh] < ROUNDING
 
@@ -62,7 +62,6 @@ def test_a_run_stays_on_its_mesh_also_after_loading(on_devices):
 @pytest.mark.parametrize(
     ("name", "cut"),
     [
-        ("gauss_newton", {"particles", "past.matrices", "error"}),
         ("kfac", {"particles", "factors.0.outputs", "factors.1.inputs", "factors.1.inverse", "factors.1.outputs"}),
         ("regressor", {"particles", "past.matrices", "error", "calibration.weights", "calibration.products"}),
         ("classifier", {f"networks.{k}.{leaf}" for k in range(4) for leaf in ("particles", "factors.1.inverse")}),
