@@ -41,6 +41,11 @@ def pytest_collection_finish() -> None:
     gc.set_threshold(50_000, 20, 50)
 
 
+def pytest_unconfigure() -> None:
+    """Libraries that count what is left when a process ends find it collected."""
+    gc.unfreeze()
+
+
 @pytest.fixture(scope="session")
 def mixture_rows() -> np.ndarray:
     """Rows of the paper's mixture, enough for 500 rounds of ⌈t^0.55⌉."""
