@@ -23,7 +23,9 @@ import pandas as pd
 import opvi
 from benchmarks.machine import machine
 
-FEATURES, PARTICLES, BATCH, BUCKETS, SEED = 10, 20, 20, 256, 0
+FEATURES, PARTICLES, BATCH, SEED = 10, 20, 20, 0
+BUCKETS, FEW = 256, 16  # states: many are hard on what survives a kill, few are what 10,000 ids should have
+WARM = 5  # triggers until workers have started, batches have filled, and programs are compiled
 COLUMNS = [f"x{i}" for i in range(FEATURES)]
 SCHEMA = "id long, " + ", ".join(f"{name} float" for name in COLUMNS) + ", y float, t long"
 
@@ -52,7 +54,7 @@ def write(folder: Path, rows: int, keys: int, trigger: int) -> None:
         os.utime(path, (now, now - rows / trigger + begin / trigger))
 
 
-def run(folder: Path, partitions: int, batch_size: int) -> list[dict[str, Any]]:
+def run(folder: Path, partitions: int, batch_size: int, buckets: int = BUCKETS) -> list[dict[str, Any]]:
     """Learn all files that are new since the last time, one in each trigger; return Spark's progress report on each."""
     from opvi.adapters import spark as adapter
 
@@ -60,7 +62,7 @@ def run(folder: Path, partitions: int, batch_size: int) -> list[dict[str, Any]]:
     source = spark.readStream.schema(SCHEMA).option("maxFilesPerTrigger", 1)
     rows = source.parquet(str(folder / "in"))
     out = adapter.learn(
-        rows, keyed(batch_size), id="id", inputs=COLUMNS, target="y", order="t", buckets=BUCKETS, emit="rounds"
+        rows, keyed(batch_size), id="id", inputs=COLUMNS, target="y", order="t", buckets=buckets, emit="rounds"
     )
     query = out.writeStream.format("noop").option("checkpointLocation", str(folder / "kept"))
     for trial in range(10):
@@ -99,23 +101,24 @@ def _digest(mine: opvi.scale.Keyed, fleet: opvi.Fleet) -> dict[str, Any]:
 
 
 def rates(rows: int, keys: int, trigger: int) -> dict[str, Any]:
-    """Rows per second, and rows per second of processor time, after two triggers that start workers and compile."""
+    """Rows per second, and rows per second of processor time, after some triggers that start workers and compile."""
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         write(folder, rows, keys, trigger)
         (folder / "in").rename(folder / "all")
         (folder / "in").mkdir()
         told = []
-        for files in (slice(2), slice(2, None)):
+        for files in (slice(WARM), slice(WARM, None)):
             for path in sorted((folder / "all").iterdir())[files]:
                 shutil.copy2(path, folder / "in" / path.name)
             used = processor_seconds()
-            told = [one for one in run(folder, 2, BATCH) if one["numInputRows"]]
+            told = [one for one in run(folder, 2, BATCH, FEW) if one["numInputRows"]]
             used = processor_seconds() - used
     seconds = [one["durationMs"]["triggerExecution"] / 1000 for one in told]
     return {
         "rows a trigger": trigger,
         "keys": keys,
+        "buckets": FEW,
         "seconds of each trigger": seconds,
         "rows per second": trigger / float(np.median(seconds)),
         "processor seconds of each trigger": used / len(told),
@@ -175,7 +178,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.spark", description=__doc__)
     parser.add_argument("--out", type=Path, default=Path("bench-output"), help="folder for spark.json")
     parser.add_argument("--kills", type=int, default=5, help="of the driver, for 2 and for 5 partitions; 0: none")
-    parser.add_argument("--triggers", type=int, default=8, help="of which the first two count for nothing; 0: none")
+    parser.add_argument("--triggers", type=int, default=13, help="the first 5 do not count; 0: none")
     parser.add_argument("--child", nargs=3, help=argparse.SUPPRESS)
     given = parser.parse_args()
     if given.child:
