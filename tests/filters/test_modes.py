@@ -22,10 +22,9 @@ def mirrored():
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("seed", [0, pytest.param(1, marks=pytest.mark.slow), pytest.param(2, marks=pytest.mark.slow)])
-def test_mode_weights_follow_the_evidence(seed):
+def test_mode_weights_follow_the_evidence():
     """Log odds from 0 to 5, and back to -5: within .05 of the weight at each stop, and not far from it on the way."""
-    rng = np.random.default_rng(seed)
+    rng = np.random.default_rng(0)
     per_row = np.repeat([0, 5 / 400, 0, -10 / 800, 0], [200, 400, 200, 800, 200])
     rows = (3 + rng.normal(size=1800)).astype(np.float32), per_row.astype(np.float32)
     tracker = opvi.tracker(mirrored(), example=rows)
@@ -33,7 +32,7 @@ def test_mode_weights_follow_the_evidence(seed):
     def weight(state, info, batch):
         return jnp.where(state.particles[:, 0] > 0, jnp.exp(state.log_weights), 0).sum()
 
-    state, history = opvi.run(tracker, opvi.stream(rows, 20), seed, record=weight)
+    state, history = opvi.run(tracker, opvi.stream(rows, 20), 0, record=weight)
     truth = 1 / (1 + np.exp(-np.cumsum(per_row)))[19::20]
     off = np.abs(np.asarray(history.record) - truth)
     assert off.max() < 0.15  # what particles miss of a mode adds up: half a nat of log odds at most

@@ -272,7 +272,7 @@ def learnt(seed):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("kind", ["spawn", "forkserver", "loky"])
+@pytest.mark.parametrize("kind", ["forkserver", "loky"])
 def test_processes_started_otherwise_learn(kind):
     expected = learnt(3)
     if kind == "loky":
