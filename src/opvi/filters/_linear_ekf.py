@@ -64,13 +64,14 @@ class LinearEKF(Unforked):
         log_predictive, predicted = predicted_rows(batch, predict_linear(state, x, self.classes).log_density(y))
 
         def one(carry: tuple[Array, Array], piece: tuple[tuple[Array, ...], Array]) -> tuple[tuple[Array, Array], None]:
-            (a, y, rows), weight = piece
-            return _absorb(self, *carry, a, y, weight, rows.sum()), None
+            (a, y, trust), rows = piece
+            return _absorb(self, *carry, a, y, rows * trust, rows.sum()), None
 
         weight = batch.weight
+        trust = jnp.ones_like(weight)
         if self.robust is not None:
-            weight = weight * trust_in_labels(predicted.log_density, self.robust)
-        cut = pieces((with_one(x), y, batch.weight), weight, min(PIECE, len(weight)))
+            trust = trust_in_labels(predicted.log_density, self.robust)
+        cut = pieces((with_one(x), y, trust), weight, min(PIECE, len(weight)))
         (new_w, new_P), _ = jax.lax.scan(one, (w, P), cut)
         new_P = _bounded(new_P, self.largest_variance)
         good = jnp.isfinite(new_w).all(1) & jnp.isfinite(new_P).all((1, 2)) & ~jnp.isnan(log_predictive)
