@@ -4,6 +4,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from scipy import stats
 
 import opvi
 from opvi.predictive import Predictive
@@ -15,6 +16,20 @@ from opvi.tracking import _drift as drift
 def LEARN(known, mean, variance, x, y, weight):  # noqa: N802
     one = calibration.combine(known, mean, variance, x)
     return calibration.learn(known, one, calibration.scored(known, one, y), mean, x, y, weight)
+
+
+COMBINE, SCORED = jax.jit(calibration.combine), jax.jit(calibration.scored)
+
+
+@jax.jit
+def SAID(known, one, y):  # noqa: N802
+    p = Predictive(calibration.predictive(known, one))
+    return p.components, p.cdf(y), p.log_density(y)
+
+
+@jax.jit
+def LEVEL(known, one, y):  # noqa: N802
+    return calibration.level(known, calibration.scored(known, one, y))
 
 
 def taught(make, rounds=300, particles=3, features=1, seed=0):
@@ -173,3 +188,54 @@ def test_still_rows_hardly_ever_sound_an_alarm(rows):
         return drift.update(detector, loss, threshold)
 
     assert int(jax.jit(lambda a: jax.lax.scan(one, drift.start(jnp.float32), a)[1].sum())(losses)) <= 3
+
+
+def test_sizes_of_errors_are_stretched_as_the_last_rows_say():
+    known, _ = taught(lambda rng, x: (np.zeros((3, 20)), np.zeros((3, 20)), 0.3 * rng.normal(size=20)), 20)
+    rows = 20 * (1 - 0.933**19) / (1 - 0.933)
+    wide, plain = (known._replace(excess=jnp.asarray(e * (200 + rows), jnp.float32)) for e in (0.5, 0.0))
+    more = np.log(1.5) / 2 - 0.01
+    assert float(calibration.stretch(wide)) == pytest.approx(more, rel=1e-4)
+    assert float(calibration.stretch(plain)) == 0
+    zeros, y = jnp.zeros((3, 20)), jnp.concatenate([jnp.full(15, 0.1), jnp.full(5, -3.0)])
+    one = COMBINE(wide, zeros, zeros, jnp.zeros((20, 1)))
+    scores, usual = (SCORED(k, one, y) for k in (wide, plain))
+    np.testing.assert_array_equal(scores.density, usual.density)  # the settings are judged without
+    (p, below, density), (q, _, _) = (SAID(k, one, y) for k in (wide, plain))
+    np.testing.assert_allclose(p.variance, np.exp(2 * more) * np.asarray(q.variance), rtol=1e-4)
+    np.testing.assert_allclose(below[:15], calibration.level(wide, scores)[:15], atol=0.005)
+    np.testing.assert_allclose(density[:15], calibration.log_predictive(wide, scores)[:15], atol=0.02)
+    # and what the rows teach: the last one weighs nothing, as garbage does
+    learnt = LEARN(wide, zeros, zeros, jnp.zeros((20, 1)), y, jnp.ones(20).at[19].set(0))
+    near = np.exp(2 * more) * stats.norm.ppf(float(calibration.level(wide, scores)[0])) ** 2
+    wanted = 0.933 ** (19 / 20) * 0.5 * (200 + rows) + 15 * (near / 0.95 - 1) + 4 * (6 / 0.95 - 1)
+    assert float(learnt.excess) == pytest.approx(wanted, rel=1e-3)
+
+
+def test_a_row_beyond_every_level_teaches_the_weights_all_the_same():
+    """Rounding can make its level larger than 1, which no Gaussian reaches."""
+    known, _ = taught(lambda rng, x: (np.zeros((3, 20)), np.zeros((3, 20)), 0.3 * rng.normal(size=20)), 20)
+    zeros = jnp.zeros((3, 20))
+    one = COMBINE(known, zeros, zeros, jnp.zeros((20, 1)))
+    scores = SCORED(known, one, jnp.full(20, 0.1))
+    above = scores._replace(below=jnp.full_like(scores.below, 1.000001))
+    learnt = jax.jit(calibration.learn)(known, one, above, zeros, jnp.zeros((20, 1)), jnp.full(20, 0.1), jnp.ones(20))
+    assert float(learnt.seen) > float(known.seen)
+
+
+def test_intervals_hold_while_errors_fall_a_hundredfold():
+    """By a factor of e in 20 batches: 90 % intervals hold 96 % of the rows, 97 % without stretching; se .25 %."""
+
+    def covered(known, rng):
+        inside = []
+        for batch in range(92):
+            y = jnp.asarray(np.exp(-batch / 20) * rng.normal(size=20), jnp.float32)
+            one = COMBINE(known, zeros, zeros, jnp.zeros((20, 1)))
+            level = LEVEL(known, one, y)
+            inside.append(np.mean((level > 0.05) & (level < 0.95)))
+            known = LEARN(known, zeros, zeros, jnp.zeros((20, 1)), y, jnp.ones(20))
+        return np.mean(inside[20:])
+
+    zeros = jnp.zeros((3, 20))
+    found = np.mean([covered(calibration.start(3, 1, jnp.float32), np.random.default_rng(s)) for s in range(5)])
+    assert 0.9 < found < 0.962

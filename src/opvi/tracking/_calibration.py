@@ -1,11 +1,12 @@
 r"""The predictive head of a regression: weights, noise, spread and tails, learnt by predicting each batch first."""
 
+import math
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.scipy.special import logsumexp
+from jax.scipy.special import logsumexp, ndtri
 
 from opvi._factors import solve_positive
 from opvi.predictive import StudentT
@@ -23,6 +24,13 @@ GAUSSIAN_SHARE = 0.9205  # of the mean square of a Gaussian is left by that
 RIDGE = 30.0  # pulls the particles' weights together, in units of the best particle's mean squared error
 WEIGHT_STEPS = 60
 COMPONENTS = 64  # of the predictive mixture
+STRETCH_MEMORY = 0.933  # of how far errors were off their own predicted size: a half-life of 200 rows
+STRETCH_DOUBT = 200.0  # rows that the size predicted counts for
+STRETCH_REACH = 6.0  # no squared error counts for more, in units of its predicted size
+REACH_SHARE = 0.95  # of the mean square is left by that
+SURE = 1e-6  # levels nearer to 0 or 1 are this
+DEAD = 0.01  # a smaller change of the logarithm of all sizes is none
+LARGEST_STRETCH = 0.5  # of that logarithm
 TRUSTED = 4  # particles whose own variance counts
 
 NOISE = np.exp(np.linspace(np.log(0.03), np.log(2.0), 14))  # shares of the running mean squared error
@@ -44,6 +52,7 @@ class Calibration(NamedTuple):
     shape: Array  # [k]: regression of the log squared error
     shape_covariance: Array  # [k, k]
     shape_mean: Scalar  # its running mean prediction
+    excess: Array | float = 0.0  # discounted sum of squared errors in units of their predicted size, less 1 for each
 
 
 class Combined(NamedTuple):
@@ -66,6 +75,7 @@ def start(particles: int, features: int, dtype: Any) -> Calibration:
         jnp.zeros(len(_GRID[0]), dtype),
         jnp.zeros(k, dtype),
         0.1 * jnp.eye(k, dtype=dtype),
+        zero,
         zero,
     )
 
@@ -92,7 +102,8 @@ def predictive(known: Calibration, one: Combined) -> StudentT:
     share = jax.nn.softmax(known.scores)
     levels = (jnp.arange(COMPONENTS, dtype=share.dtype) + 0.5) / COMPONENTS
     pick = jnp.searchsorted(jnp.cumsum(share), levels * share.sum()).clip(max=len(share) - 1)
-    chosen = _at_settings(known, one, pick)
+    chosen, wider = _at_settings(known, one, pick), jnp.exp(2 * stretch(known))
+    chosen = chosen._replace(variance=wider * chosen.variance, spread=wider * chosen.spread)
     return chosen._replace(dof=jnp.broadcast_to(chosen.dof, chosen.mean.shape))
 
 
@@ -100,18 +111,31 @@ class Scored(NamedTuple):
     """The scores of every setting on the grid."""
 
     density: Array  # [grid, B]: log densities
-    below: Array  # [grid, B]: P(Y ≤ y)
+    stretched: Array  # [grid, B]: the same, of what is predicted: all errors larger by one factor
+    below: Array  # [grid, B]: P(Y ≤ y) of that
 
 
 def scored(known: Calibration, one: Combined, y: Array) -> Scored:
     """Return how every setting scores y, before learning from it."""
-    said = _at_settings(known, one)
-    return Scored(said.log_density(y[None]), said.cdf(y[None]))
+    said, more = _at_settings(known, one), stretch(known)
+    nearer = (one.mean + (y - one.mean) * jnp.exp(-more))[None]
+    return Scored(said.log_density(y[None]), said.log_density(nearer) - more, said.cdf(nearer))
+
+
+def stretch(known: Calibration) -> Scalar:
+    """Return the logarithm of the factor by which the last errors were larger than the scores of settings say.
+
+    Those remember a thousand rows. While errors fall, rise or drift they are late; this is sooner, and else near 0.
+    """
+    rows = USUAL_ROWS * (1 - STRETCH_MEMORY ** jnp.maximum(known.rounds - 1, 0)) / (1 - STRETCH_MEMORY)
+    bound = math.exp(2 * LARGEST_STRETCH)
+    more = jnp.log(jnp.clip(1 + known.excess / (STRETCH_DOUBT + rows), 1 / bound, bound)) / 2
+    return jnp.sign(more) * jnp.maximum(jnp.abs(more) - DEAD, 0)
 
 
 def log_predictive(known: Calibration, scores: Scored) -> Array:
     """Return the log predictive density, row by row."""
-    return logsumexp(scores.density + jax.nn.log_softmax(known.scores)[:, None], axis=0)
+    return logsumexp(scores.stretched + jax.nn.log_softmax(known.scores)[:, None], axis=0)
 
 
 def level(known: Calibration, scores: Scored) -> Array:
@@ -135,6 +159,10 @@ def learn(
     total = memory**share * known.scores + jnp.where(error_known, scores.density @ weight, 0)
     shaped = _learn_shape(known, one, x, squared, jnp.where(error_known, weight, 0), share)
     error = running(known.error, batch_error, known.rounds, share, ERROR_ROUNDS)
+    within = jnp.clip(level(known, scores), SURE, 1 - SURE)  # rounding may make it more than 1
+    sizes = jnp.exp(2 * stretch(known)) * ndtri(within) ** 2
+    sizes = jnp.minimum(sizes, STRETCH_REACH) / REACH_SHARE
+    excess = STRETCH_MEMORY**share * known.excess + jnp.where(error_known, ((sizes - 1) * weight).sum(), 0)
     residual = mean - y[None]
     products = ERROR_MEMORY**share * known.products + (residual * weight[None]) @ residual.T
     seen = ERROR_MEMORY**share * known.seen + rows
@@ -145,6 +173,7 @@ def learn(
         error=jnp.maximum(error, 1e-12),
         rounds=known.rounds + share,
         scores=total,
+        excess=excess,
     )
     good = some & jnp.isfinite(sum(jnp.sum(leaf) for leaf in learnt))
     return jax.tree.map(lambda new, old: jnp.where(good, new, old), learnt, known)
