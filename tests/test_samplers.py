@@ -81,8 +81,7 @@ CASES = {name: Case(algorithm, TARGET, numbers) for name, algorithm in ALGORITHM
 each_case = pytest.mark.parametrize("case", CASES.values(), ids=CASES)
 # One of each class, where the settings of a class make no difference to what is tested.
 KINDS = (
-    "svgd",
-    "wag",
+    "wag",  # SVGD, and what accelerates it
     "langevin",
     "online_map",
     "gauss_newton",
