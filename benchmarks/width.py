@@ -13,6 +13,8 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from concurrent.futures import ProcessPoolExecutor
+from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
@@ -53,7 +55,7 @@ def ours(columns: int, seed: int, drifting: bool) -> dict[str, float]:
 
 
 def boosting(columns: int, seed: int, drifting: bool) -> dict[str, float]:
-    """Return errors of gradient boosting on all rows so far or on the last 1,000, whichever did better before."""
+    """Gradient boosting on all rows so far, or where they drift on the last 1,000, whichever did better before."""
     from sklearn.ensemble import HistGradientBoostingRegressor as Boosting
 
     X, y = drawn(columns, seed, drifting)
@@ -87,11 +89,8 @@ def cost(columns: int) -> dict[str, float]:
 
 def results() -> Iterator[Result]:
     """Rates and memory at 20 and 200 columns on one core, for `make bench`."""
-    core = min(os.sched_getaffinity(0))
     for columns, limit in LIMITS.items():
-        command = ["taskset", "-c", str(core), sys.executable, "-m", "benchmarks.width", "--cost", str(columns)]
-        done = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True, cwd=Path(__file__).parent.parent)
-        found, size = json.loads(done.stdout.splitlines()[-1]), f"{columns} columns, one core"
+        found, size = alone(columns, min(os.sched_getaffinity(0))), f"{columns} columns, one core"
         yield Result("default regressor, a row", size, found["later, ms per row"], "ms", limit, extra=found)
         yield Result("default regressor, memory", size, found["MB above the imports"], "MB", LIMIT_MB, extra=found)
 
@@ -102,15 +101,16 @@ def summary(found: list[dict[str, float]]) -> dict[str, dict[str, float]]:
     return {key: {"mean": float(np.mean(seeds)), "sd": float(np.std(seeds))} for key, seeds in values.items()}
 
 
-def one(columns: int) -> dict[str, Any]:
-    """Return all measurements of one width."""
-    out: dict[str, Any] = {"cost": cost(columns), "chosen": opvi.regressor(columns).about}
-    for name, drifting in (("still", False), ("drifting", True)):
-        out[name] = {
-            "opvi": summary([ours(columns, seed, drifting) for seed in SEEDS]),
-            "boosting": summary([boosting(columns, seed, drifting) for seed in SEEDS]),
-        }
-    return out
+def measured(columns: int, drifting: bool, seed: int) -> dict[str, dict[str, float]]:
+    """One stream: ours, and boosting."""
+    return {"opvi": ours(columns, seed, drifting), "boosting": boosting(columns, seed, drifting)}
+
+
+def alone(columns: int, core: int) -> dict[str, float]:
+    """The cost of a width, in a process and on a core of its own."""
+    command = ["taskset", "-c", str(core), sys.executable, "-m", "benchmarks.width", "--cost", str(columns)]
+    done = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True, cwd=Path(__file__).parent.parent)
+    return json.loads(done.stdout.splitlines()[-1])
 
 
 def draw(report: dict[str, Any], path: Path) -> None:
@@ -139,26 +139,28 @@ def draw(report: dict[str, Any], path: Path) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.width", description=__doc__)
     parser.add_argument("--out", type=Path, default=Path("bench-output"), help="folder for width.json and width.png")
-    parser.add_argument("--jobs", type=int, default=1, help="widths measured at once, each on a core of its own")
-    parser.add_argument("--one", type=int, help=argparse.SUPPRESS)
+    parser.add_argument("--jobs", type=int, default=1, help="streams measured at once")
     parser.add_argument("--cost", type=int, help=argparse.SUPPRESS)
     options = parser.parse_args()
-    if options.one:
-        print(json.dumps(one(options.one)))
-        return
     if options.cost:
         print(json.dumps(cost(options.cost)))
         return
+    core = min(os.sched_getaffinity(0))
     found: dict[str, Any] = {}
-    cores = sorted(os.sched_getaffinity(0))
-    for first in range(0, len(WIDTHS), options.jobs):
-        started = []
-        for k, columns in enumerate(WIDTHS[first : first + options.jobs]):
-            command = ["taskset", "-c", str(cores[k % len(cores)]), sys.executable, "-m", "benchmarks.width"]
-            started.append((columns, subprocess.Popen([*command, "--one", str(columns)], stdout=subprocess.PIPE)))
-        for columns, process in started:
-            found[str(columns)] = json.loads(process.communicate()[0].splitlines()[-1])
-            print(columns, json.dumps(found[str(columns)]), flush=True)
+    with ProcessPoolExecutor(options.jobs, get_context("spawn")) as pool:
+        waiting = {
+            (columns, drifting): [pool.submit(measured, columns, drifting, seed) for seed in SEEDS]
+            for columns in reversed(WIDTHS)  # the longest first
+            for drifting in (False, True)
+        }
+        costs = {columns: alone(columns, core) for columns in WIDTHS}
+        for columns in WIDTHS:
+            told: dict[str, Any] = {"cost": costs[columns], "chosen": opvi.regressor(columns).about}
+            for name, drifting in (("still", False), ("drifting", True)):
+                seeds = [one.result() for one in waiting[columns, drifting]]
+                told[name] = {who: summary([seed[who] for seed in seeds]) for who in ("opvi", "boosting")}
+            found[str(columns)] = told
+            print(columns, json.dumps(told), flush=True)
     options.out.mkdir(parents=True, exist_ok=True)
     report = {"machine": machine("python -m benchmarks.width"), "widths": found}
     (options.out / "width.json").write_text(json.dumps(report, indent=1) + "\n")
