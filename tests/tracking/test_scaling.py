@@ -187,6 +187,17 @@ def test_weights_of_a_column_that_runs_on_stay_within_their_prior(doubt) -> None
     )
 
 
+def test_a_value_too_far_off_to_be_one_does_not_move_a_network() -> None:
+    """The column's current value is -999, or 1e12: as if it were missing. One that is just wild counts as the limit."""
+    old = scaling.Scale(jnp.array([5.0, 0.0]), jnp.array([2.0, 1.0]))
+    new = scaling.Scale(jnp.array([50.0, 0.0]), jnp.array([20.0, 1.0]))
+    units = [layers.between(old, new, jnp.ones(1), jnp.array([now])) for now in (50.0, -1e12, 1e30, 50 + 20 * 50.0)]
+    for there in units[1:3]:
+        np.testing.assert_allclose(there.shift, units[0].shift, rtol=1e-6)
+    limit = layers.between(old, new, jnp.ones(1), jnp.array([50 + 20 * scaling.LARGEST_INPUT]))
+    np.testing.assert_allclose(units[3].shift, limit.shift, rtol=1e-6)
+
+
 def test_weights_of_a_column_that_begins_become_zero_and_no_others() -> None:
     network = MLP((2, 3, 1), bias_spread=0.5)
     w = network.join(network.init(jax.random.key(0)))

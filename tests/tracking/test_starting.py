@@ -119,3 +119,16 @@ def test_a_column_that_moves_for_good_is_followed():
     assert abs(float(state.scale.mean[0]) - X[300:, 0].mean()) < 0.2
     errors = [np.sqrt(np.mean((y - mean)[400:] ** 2)) for mean in (still, said)]
     assert errors[1] < 1.5 * errors[0]
+
+
+def test_values_after_a_rest_are_values():
+    """A column of rounding errors around 0 that is something else now and then; one with more of the same -999."""
+    rng = np.random.default_rng(5)
+    X, _ = drawn_by_the_thousand()
+    awake = rng.random(600) < 0.4
+    X[:, 0] = np.where(awake, rng.uniform(size=600), 1e-17 * rng.uniform(size=600))
+    X[rng.permutation(20)[:6], 1] = -999
+    state, said = predicted(X, np.where(awake, 3 * X[:, 0], 0) + 0.05 * rng.normal(size=600))
+    np.testing.assert_allclose(state.scale.sd[:-1], [X[:, 0].std(), X[20:, 1].std(), X[:, 2].std()], rtol=0.2)
+    assert np.isfinite(said).all()
+    assert np.abs(said[200:] - 3 * X[200:, 0]).mean() < 0.1

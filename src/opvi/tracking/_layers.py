@@ -10,7 +10,7 @@ import numpy as np
 
 from opvi.filters._covariance import Blocks
 from opvi.targets import MLP, Layer, backward, forward, jacobian
-from opvi.tracking._scaling import Scale, divisor
+from opvi.tracking._scaling import Scale, divisor, readable
 from opvi.types import Array, Scalar
 
 TANH, RELU, SINE = 0.0, 1.0, 2.0
@@ -81,7 +81,7 @@ def between(old: Scale, new: Scale, doubt: Array | None = None, now: Array | Non
     ratio, shift = ratio[:-1], shift[:-1]
     if doubt is not None and now is not None:
         grown = jnp.minimum(ratio, jnp.maximum(1, jax.lax.rsqrt(jnp.maximum(doubt, 1e-30))))
-        away = (now - new.mean[:-1]) / divisor(new)[:-1]
+        away = readable(Scale(new.mean[:-1], new.sd[:-1]), now[None])[0]  # as the network sees it: within bounds
         shift, ratio = shift + jnp.where(known[:-1], (ratio - grown) * away, 0), grown
     return Units(ratio, shift, back, output_shift)
 
