@@ -18,17 +18,16 @@ def classes_of(X, outputs):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("hidden", "outputs", "seeds"), [((20,), 3, 2), ((20, 20), 1, 1)])
-def test_class_networks_never_stop(hidden, outputs, seeds):
+@pytest.mark.parametrize(("outputs", "seed"), [(3, 1), (1, 0)])  # of each mutant the one that stops
+def test_class_networks_never_stop(outputs, seed):
     """The tracker's pick for `opvi.mlp` as it comes: ReLU, inputs of unit size, 2,000 rows."""
     head = opvi.bernoulli() if outputs == 1 else opvi.categorical()
-    tracker = opvi.tracker(opvi.mlp(5, hidden, head, outputs=outputs))
+    tracker = opvi.tracker(opvi.mlp(5, (20, 20), head, outputs=outputs))
     assert "Gauss–Newton" in tracker.about
     X = np.random.default_rng(0).normal(size=(2000, 5)).astype(np.float32)
     y = classes_of(X, outputs)
-    for seed in range(seeds):
-        _, history = opvi.run(tracker, opvi.stream((X, y), 20), seed)
-        assert history.info.log_predictive[-30:].mean() > (-0.15 if outputs == 1 else -0.25)  # guessing: -0.69, -1.08
+    _, history = opvi.run(tracker, opvi.stream((X, y), 20), seed)
+    assert history.info.log_predictive[-30:].mean() > (-0.15 if outputs == 1 else -0.25)  # guessing: -0.69, -1.08
 
 
 @pytest.mark.parametrize("make", [opvi.gauss_newton, opvi.kfac])
