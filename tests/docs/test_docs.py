@@ -17,11 +17,15 @@ PAGES = [
 PAGES += [f"docs/guides/{name}.md" for name in ("regression", "drift", "numpyro", "schedule")]
 
 
-# What a page shows on many rows runs here on fewer; `docs/execute.py` runs all of it.
+# What a page shows on many rows, or particles, runs here on fewer; `docs/execute.py` runs all of it.
 SHORTER = {
     "ROWS, CHANGE = 4000, 2000": "ROWS, CHANGE = 600, 300",
-    "BRANCHES, DAYS = 5, 120": "BRANCHES, DAYS = 5, 20",
+    "BRANCHES, DAYS = 5, 120": "BRANCHES, DAYS = 5, 4",
+    "tracker = opvi.tracker(target)\n": "tracker = opvi.tracker(target, particles=10)\n",
+    "tracker = opvi.tracker(target, example=": "tracker = opvi.tracker(target, particles=10, example=",
     "X, y = measured(3000)": "X, y = measured(300)",
+    "x = rng.normal(size=(2000, 2))": "x = rng.normal(size=(300, 2))",
+    "(scaled[:200], labels[:200])": "(scaled[:60], labels[:60])",
     "for seen in (60, 400, 4000)": "for seen in (60, 120, 300)",
     "for start in range(0, 1900, 50)": "for start in range(0, 300, 50)",
     "cross_val_score(model, X, labels, cv=3)": "cross_val_score(model, X[:300], labels[:300], cv=3)",
