@@ -200,5 +200,6 @@ def test_committed_results_are_whole(path: Path) -> None:
 
 @pytest.mark.parametrize("path", committed(".md"), ids=lambda path: path.stem)
 def test_the_documentation_shows_the_committed_tables(path: Path) -> None:
-    page = "".join((RESULTS.parent / name).read_text() for name in ("reproduce.md", "trackers.md", "regret.md"))
-    assert path.read_text().strip() in page
+    pages = (page.read_text() for page in RESULTS.parent.glob("*.md"))
+    table = path.read_text().strip()
+    assert any(table in page for page in pages)
