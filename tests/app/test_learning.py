@@ -345,7 +345,8 @@ def test_the_figures_are_those_of_predicting_each_batch_before_learning_it(table
         state, _ = tracker.step(jax.random.key(0), state, batch)
     told = done.summary()
     assert told.total.count == len(y) - 20
-    np.testing.assert_allclose(told.total.loss, np.concatenate(loss).mean(), rtol=1e-4)
+    # Scores are those of the whole grid of settings; `predict` says the same by 64 of its quantiles.
+    np.testing.assert_allclose(told.total.loss, np.concatenate(loss).mean(), rtol=1e-3)
     np.testing.assert_allclose(told.total.error, np.sqrt(np.concatenate(error).mean()), rtol=1e-4)
     np.testing.assert_allclose(told.total.covered, np.concatenate(covered).mean(), atol=2 / len(y))
     np.testing.assert_allclose(told.baseline, np.sqrt(np.concatenate(baseline).mean()), rtol=1e-4)

@@ -1,5 +1,6 @@
 """Rows from brokers and databases: learnt once, in order, through stops and through the broker's own end."""
 
+import gc
 import json
 import os
 import shutil
@@ -353,6 +354,7 @@ def test_a_table_of_postgresql(payloads, tmp_path):
         assert (done.rows, done.places[-1].position) == (200, 200)
         with pytest.raises(TableError, match="does not exist"):
             open_stream(url.replace("measured", "none"))
+        gc.collect()  # a connection left open would be found here
     finally:
         server.send_signal(signal.SIGINT)
         server.wait()

@@ -31,7 +31,11 @@ class Sql(MessageSource):
         self._gone = Gone(self.name, url.patience)
         self._until = "until" in url.options
         self._connection = self._connect()
-        self._some()  # what is wrong with the table is said at once
+        try:
+            self._some()  # what is wrong with the table is said at once
+        except BaseException:
+            self._connection.close()
+            raise
 
     def _connect(self) -> Any:
         raise NotImplementedError
