@@ -13,6 +13,23 @@ from opvi.running import _programs as programs
 from opvi.running import _traced as traced
 from opvi.running._engine import begun
 
+TWICE = """
+import pickle, jax, numpy as np, opvi
+from opvi.running import Engine
+names = []
+hear = lambda name, seconds, **about: names.append(about["fun_name"]) if "backend_compile_duration" in name else None
+jax.monitoring.register_event_duration_secs_listener(hear)
+x = np.random.default_rng(0).normal(size=(20, 2))
+engine = Engine(opvi.regressor(2, hidden=(), particles=3), 0)
+engine.feed((x, x[:, 0]))
+engine.state = engine.state._replace(particles=jax.numpy.asarray(np.asarray(engine.state.particles)))
+engine.feed((x, x[:, 0]))
+engine = pickle.loads(pickle.dumps(engine))
+for _ in range(2):
+    engine.feed((x, x[:, 0]))
+print(names.count("jit(advanced)"))
+"""
+
 SCRIPT = """
 import json, jax, jax.monitoring, numpy as np
 heard = []
@@ -28,10 +45,10 @@ print(json.dumps([sum("cache_hits" in name for name in heard), float(engine.stat
 """
 
 
-def run(**variables):
+def run(script=SCRIPT, **variables):
     environment = {name: value for name, value in os.environ.items() if not name.startswith("JAX_COMPILATION")}
     done = subprocess.run(
-        [sys.executable, "-c", SCRIPT], env={**environment, **variables}, capture_output=True, text=True, check=True
+        [sys.executable, "-c", script], env={**environment, **variables}, capture_output=True, text=True, check=True
     )
     return json.loads(done.stdout)
 
@@ -48,6 +65,12 @@ def test_the_next_process_finds_them_even_after_damage(tmp_path):
     for path in [*kept, *lowered]:
         path.write_bytes(path.read_bytes()[:100])
     assert run(OPVI_PROGRAMS=str(tmp_path))[1:] == [bits, True]
+
+
+@pytest.mark.slow
+def test_a_state_from_elsewhere_needs_no_program_of_its_own(tmp_path):
+    """Arrays that were made by hand, or read, are not bound to a device; those that a kept program returns are."""
+    assert run(TWICE, OPVI_PROGRAMS=str(tmp_path)) == 1
 
 
 @pytest.fixture

@@ -18,7 +18,7 @@ from opvi.running._learners import one_learner, without_mark
 from opvi.running._plain import from_plain, plainly
 from opvi.running._programs import keep_programs
 from opvi.running._rows import as_rows, cut, joined, padded, row_count, size_of, taken, weights
-from opvi.running._traced import traced
+from opvi.running._traced import placed, traced
 from opvi.types import Array, ArrayLike, Batch, Data, Info, Key, Sampler, Seed, State, Tree, as_key
 
 CHUNK_BYTES = 1 << 24  # of batches held at once
@@ -180,7 +180,7 @@ class Engine:
     @one_learner
     def learn(self, batches: Batch) -> Info:
         """Learn stacked batches `[rounds, rows, ...]`; return the sampler's Info, leaves `[rounds, ...]`."""
-        state, infos = self.state, []
+        state, infos = placed(self.state), []
         with one_blas_thread():
             for chunk, count, quick in self._chunks(batches):
                 learn = program(advanced, 3, quick)
@@ -195,7 +195,7 @@ class Engine:
         """Learn again from rows learnt before, which teach the parameters but not calibration, scale or counts."""
         if getattr(self.sampler, "relearn", None) is None:
             raise TypeError(f"{self.sampler} cannot learn rows again: it has no `relearn`.")
-        batches, state = cut(self._rows(data, weight), self.batch), self.state
+        batches, state = cut(self._rows(data, weight), self.batch), placed(self.state)
         learn = program(again, 1, self._quick_rounds(state) > 0)
         with one_blas_thread():
             for chunk, count in _chunks(batches):
@@ -213,7 +213,7 @@ class Engine:
             others: arrays with as many rows as x.
         """
         refuse_forked()
-        state = self.state  # one and the same for all rows, whatever another thread learns meanwhile
+        state = placed(self.state)  # one and the same for all rows, whatever another thread learns meanwhile
         arrays = as_rows((x, tuple(others)), self._dtype)
         ask = program(answer, 3, self._quick_rounds(state) > 0)
         rows, answers = row_count(arrays), []

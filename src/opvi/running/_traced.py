@@ -53,6 +53,18 @@ def traced(function: Callable[..., Tree], settings: tuple[Any, ...], arguments: 
     return result.call(*arguments)
 
 
+def placed(state: Tree) -> Tree:
+    """Return a state whose arrays all belong to their device, where results of tracing are kept.
+
+    What those return does; JAX would compile once more for a state of which only a part does.
+    """
+    if kept_in() is None or jax.device_count() > 1:
+        return state
+    if all(getattr(leaf, "committed", False) for leaf in jax.tree.leaves(state)):
+        return state
+    return jax.device_put(state, jax.devices()[0])
+
+
 def _place(function: Callable[..., Tree], settings: tuple[Any, ...], arguments: tuple[Tree, ...]) -> Path | None:
     folder = kept_in()
     if folder is None or jax.device_count() > 1 or find_spec("flatbuffers") is None:
