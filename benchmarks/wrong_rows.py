@@ -16,6 +16,7 @@ import numpy as np
 
 import opvi
 from benchmarks.machine import machine
+from benchmarks.robust import summary
 from benchmarks.stamp import stamp
 
 SEEDS = (1, 2, 3, 4, 5)
@@ -125,12 +126,6 @@ CASES = {
     "linear_ekf": Case(_softmax, labels, False, loss, None),
     "kfac, classes": Case(_classes, labels, True, loss, PARTICLES),
 }
-
-
-def summary(found: list[dict[str, float]]) -> dict[str, dict[str, float]]:
-    """Mean and standard deviation of every number."""
-    columns = {name: [f[name] for f in found] for name in found[0]}
-    return {name: {"mean": float(np.mean(c)), "sd": float(np.std(c, ddof=1))} for name, c in columns.items()}
 
 
 def main() -> None:

@@ -67,6 +67,12 @@ def test_what_was_not_learnt_is_not_withdrawn():
         withdraw(SAMPLER, state, some(data, [0]), [1.0, 2.0])
 
 
+def test_rows_of_x_and_y_must_match():
+    state = SAMPLER.init(jax.random.key(0), 1)
+    with pytest.raises(ValueError, match="3 rows of X and 2 of y"):
+        opvi.filters.withdraw(SAMPLER, state, (np.zeros((3, 2), np.float32), np.zeros(2, np.float32)))
+
+
 @pytest.mark.parametrize(
     ("sampler", "said"),
     [

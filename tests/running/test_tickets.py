@@ -94,7 +94,7 @@ def test_what_fails_leaves_the_ticket_open_and_pickles_hold_tickets(monkeypatch)
     X_ours = X[:4].copy()
     ticket = late.ask(X_ours)
     X_ours[:] = 99  # the caller's own array
-    with pytest.raises(ValueError, match="the ticket has 4 rows"):
+    with pytest.raises(ValueError, match="the ticket needs"):
         late.feed(ticket, y[:3])
     with pytest.raises(ValueError, match="data has leaves|shape"):
         late.feed(ticket, np.zeros((4, 2), np.float32))
@@ -112,3 +112,25 @@ def test_what_fails_leaves_the_ticket_open_and_pickles_hold_tickets(monkeypatch)
     one, other = (each.feed(Ticket(*ticket), y[:4]) for each in (late, again))
     np.testing.assert_array_equal(one.log_density, other.log_density)
     np.testing.assert_array_equal(late.engine.state.particles, again.engine.state.particles)
+
+
+@pytest.mark.parametrize(
+    ("y", "kind", "match"),
+    [
+        ([0.0, np.nan, 0.0], ValueError, "row 1"),
+        (np.zeros((3, 1)), ValueError, r"shape \(3, 1\)"),
+        (["a", "b", "c"], TypeError, "numbers"),
+    ],
+)
+def test_labels_that_cannot_be_scored_are_refused_and_lists_are_not(y, kind, match):
+    x, _ = rows(3)
+    tickets = opened()
+    ticket = tickets.ask(x)
+    with pytest.raises(kind, match=match):
+        tickets.feed(ticket, y)
+    with pytest.raises(ValueError, match="row 2"):
+        tickets.ask(np.where(np.arange(3)[:, None] == 2, np.inf, x))
+    with pytest.raises(TypeError, match="`ask` returned"):
+        tickets.feed(7, [0.0])
+    assert tickets.waiting == 3
+    assert np.isfinite(tickets.feed(ticket, x[:, 0].tolist()).log_density).all()

@@ -34,6 +34,8 @@ def withdraw(sampler: Sampler, state: State, data: Data, weight: ArrayLike | Non
     """
     before: GaussNewtonState = state  # type: ignore[assignment]
     x, y = cast(Batch(data, jnp.zeros(())), before.particles.dtype).data
+    if len(x) != len(y):
+        raise ValueError(f"`data` has {len(x)} rows of X and {len(y)} of y, but a row has both.")
     prior = prior_of(sampler, x)
     sampler = never_forgetting(sampler)
     w = np.ones(len(y)) if weight is None else np.asarray(weight, float)

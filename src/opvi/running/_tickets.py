@@ -61,6 +61,7 @@ class Tickets:
     def ask(self, x: Tree) -> Ticket:
         """Predict rows, keep them and the predictions, and return their ticket."""
         x = jax.tree.map(np.array, as_rows(x, self.engine.dtype))  # a copy: the caller's arrays may change
+        _refuse_gaps("x", x)
         rows = row_count(x)
         if rows > self.most:
             raise ValueError(f"`x` has {rows} rows, but at most {self.most} may wait. Give a larger `most`.")
@@ -87,9 +88,10 @@ class Tickets:
             last: as for `Engine.feed`: learn rows that do not fill a batch, too.
         """
         x, said = held = self._found(ticket)
-        label = as_rows(y, self.engine.dtype)
-        if label.shape[:1] != (ticket.rows,):
-            raise ValueError(f"`y` has shape {label.shape}, but the ticket has {ticket.rows} rows.")
+        label = as_rows(np.asarray(y), self.engine.dtype)
+        if label.shape != (ticket.rows,):
+            raise ValueError(f"`y` has shape {label.shape}, but the ticket needs ({ticket.rows},): a label per row.")
+        _refuse_gaps("y", label)
         counted = weights(weight, ticket.rows)
         room = 1 << (ticket.rows - 1).bit_length()  # few sizes are compiled
         density = np.asarray(program(_densities, 0, True)(padded(said, room), padded(label, room)))[: ticket.rows]
@@ -116,6 +118,8 @@ class Tickets:
         self.given_up += rows
 
     def _found(self, ticket: Ticket) -> tuple[Tree, Predictive]:
+        if not isinstance(ticket, Ticket):
+            raise TypeError(f"`ticket` is {ticket!r}, but must be what `ask` returned.")
         held = self._held.get(ticket.number)
         if held is None:
             raise KeyError(
@@ -123,6 +127,13 @@ class Tickets:
                 "waited. Its rows can still be learnt, unscored: `engine.feed((X, y))`."
             )
         return held
+
+
+def _refuse_gaps(name: str, tree: Tree) -> None:
+    for leaf in jax.tree.leaves(tree):
+        bad = ~np.isfinite(leaf).reshape(len(leaf), -1).all(1)
+        if bad.any():
+            raise ValueError(f"`{name}` is not finite in row {bad.argmax()}, so it could not be scored. Leave it out.")
 
 
 def _by_rows(said: Predictive) -> Predictive:

@@ -53,6 +53,17 @@ def above_zero(text: str) -> float:
     return value
 
 
+def add_save_every(command: argparse.ArgumentParser) -> None:
+    """Add the option for the time between checkpoints."""
+    command.add_argument(
+        "--save-every",
+        type=above_zero,
+        default=30.0,
+        metavar="SECONDS",
+        help="seconds between checkpoints (default: 30)",
+    )
+
+
 def prepare() -> None:
     """Raise an error with the remedy if a library of the extra `cli` is missing; restrict BLAS to one thread.
 

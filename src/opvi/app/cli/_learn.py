@@ -7,7 +7,17 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from opvi.app.cli._common import CommandError, Commands, above_zero, address, between, explained, positive, prepare
+from opvi.app.cli._common import (
+    CommandError,
+    Commands,
+    above_zero,
+    add_save_every,
+    address,
+    between,
+    explained,
+    positive,
+    prepare,
+)
 from opvi.app.cli._signals import EXIT, handled
 from opvi.app.cli._targets import learn_each, runs_in
 
@@ -74,13 +84,7 @@ def add_learn(commands: Commands) -> None:
         help="rows kept for nearest-neighbour predictions; 0 for none",
     )
     command.add_argument("--seed", type=between(0, 2**32 - 1), metavar="N", help="seed of random numbers (default: 0)")
-    command.add_argument(
-        "--save-every",
-        type=above_zero,
-        default=30.0,
-        metavar="SECONDS",
-        help="seconds between checkpoints (default: 30)",
-    )
+    add_save_every(command)
     command.add_argument(
         "--watch",
         nargs="?",

@@ -7,7 +7,7 @@ import sys
 from importlib.util import find_spec
 from pathlib import Path
 
-from opvi.app.cli._common import CommandError, Commands, above_zero, between, explained, positive, prepare
+from opvi.app.cli._common import CommandError, Commands, add_save_every, between, explained, positive, prepare
 
 SHORTEST = 16  # characters of a token
 TLS = ("ssl_certfile", "ssl_keyfile", "ssl_keyfile_password", "ssl_ca_certs")  # as uvicorn calls them
@@ -46,13 +46,7 @@ def add_serve(commands: Commands) -> None:
     command.add_argument(
         "--max-body", type=positive, default=8, metavar="MIB", help="largest size of a request in MiB (default: 8)"
     )
-    command.add_argument(
-        "--save-every",
-        type=above_zero,
-        default=30.0,
-        metavar="SECONDS",
-        help="seconds between checkpoints (default: 30)",
-    )
+    add_save_every(command)
     for name in TLS:
         command.add_argument(f"--{name.replace('_', '-')}", metavar="FILE" if "word" not in name else "WORD")
     command.set_defaults(handler=serve)
