@@ -1,4 +1,4 @@
-"""The figure of docs/scale.md from the results beside it: `python -m benchmarks.draw`."""
+"""The figures of docs/scale.md and docs/spark.md from the results beside them: `python -m benchmarks.draw`."""
 
 import json
 from pathlib import Path
@@ -50,6 +50,16 @@ def fleet(ax: Any) -> None:
     ax.set(title="A fleet on two cores", xlabel="models (10 parameters × 20 particles)", ylabel="rows per second")
 
 
+def spark(ax: Any) -> None:
+    """Plot the rows per second of each trigger."""
+    found = read("spark")["rates"]
+    rates = [found["rows a trigger"] / seconds for seconds in found["seconds of each trigger"]]
+    ax.plot(range(1, len(rates) + 1), rates, "o-", label=f"triggers of {found['rows a trigger']:,} rows")
+    ax.axhline(20_000, ls=":", color=plots.INK, label="20,000 rows per second")
+    ax.set(title=f"{found['keys']:,} models in Spark, local[2]", xlabel="trigger", ylabel="rows per second")
+    ax.set_ylim(bottom=0)
+
+
 def main() -> None:
     with plots.style():
         figure, axes = plt.subplots(1, 3, figsize=(13, 3.8), layout="constrained")
@@ -57,6 +67,10 @@ def main() -> None:
             draw(ax)
             ax.legend(fontsize=8)
         print(plots.save(figure, RESULTS / "scale.png"))
+        figure, ax = plt.subplots(figsize=(6, 3.4), layout="constrained")
+        spark(ax)
+        ax.legend(fontsize=8, loc="lower right")
+        print(plots.save(figure, RESULTS / "spark.png"))
 
 
 if __name__ == "__main__":
