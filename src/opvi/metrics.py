@@ -74,7 +74,7 @@ def crps(predictive: Predictive, y: Array) -> Scalar:
     """
     y = predictive.aligned(y)
     if isinstance(predictive.components, StudentT):
-        levels = (jnp.arange(CRPS_LEVELS, dtype=predictive.components.mean.dtype) + 0.5) / CRPS_LEVELS
+        levels = (np.arange(CRPS_LEVELS, dtype=predictive.components.mean.dtype) + 0.5) / CRPS_LEVELS
         above = y.astype(predictive.components.mean.dtype)[None] - predictive.quantile(levels)
         return 2 * jnp.maximum(levels[:, None] * above, (levels[:, None] - 1) * above).mean()
     if not isinstance(predictive.components, Normal):

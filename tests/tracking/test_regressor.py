@@ -188,7 +188,7 @@ def test_errors_name_the_value_the_rule_and_the_remedy(learnt):
         opvi.regressor(2, half_life=-1)
     with pytest.raises(ValueError, match=r"takes \(20, 3\)"):
         SMALL.step(KEY, state, opvi.batch((X[:20, :2], y[:20])))
-    with pytest.raises(ValueError, match=r"`x` has shape \(5, 2\)"):
+    with pytest.raises(ValueError, match=r"`x` has rows of shape \(2,\)"):
         SMALL.predict(state, X[:5, :2])
 
 

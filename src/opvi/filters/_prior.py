@@ -28,22 +28,26 @@ class GaussianPrior(NamedTuple):
 def gaussian_prior(target: Target) -> GaussianPrior | None:
     """Return the target's prior if it is Gaussian (its gradient is linear and points to the mean), otherwise None."""
     gradient = jax.grad(lambda v: target.log_prior(target.unravel(v)))
+    # Correlations show along a direction without a pattern: signs alone may all be the same.
+    rng = np.random.default_rng(0)
+    way = rng.choice([-1.0, 1.0], target.dim) * rng.uniform(0.5, 1.5, target.dim)
+    points = np.stack([0 * way, np.ones(target.dim), np.full(target.dim, 2.0), way, 2 * way])
     with jax.ensure_compile_time_eval():
-        zero, one, two = (gradient(jnp.full(target.dim, value)) for value in (0.0, 1.0, 2.0))
-        # Correlations show along a direction without a pattern.
-        signs = jax.random.rademacher(jax.random.key(0), (target.dim,), one.dtype)
-        size = jnp.abs(one - zero).max()
-        linear = jnp.allclose(two - one, one - zero, rtol=1e-3, atol=1e-4 * size)
-        along = gradient(signs) - zero
-        linear &= jnp.allclose(gradient(2 * signs) - zero, 2 * along, rtol=1e-3, atol=1e-4 * size)
-        if not linear:
-            return None
-        if jnp.allclose(along, signs * (one - zero), rtol=1e-3) and (zero > one).all():
-            variance = np.asarray(1 / (zero - one), float)
-            return GaussianPrior(np.asarray(zero, float) * variance, variance, None)
-        if target.dim > LARGEST_CORRELATED:
-            return None
-        precision = -np.asarray(jax.jacfwd(gradient)(jnp.zeros(target.dim)), float)
+        dtype = jnp.zeros(()).dtype  # that of particles
+        found = np.asarray(jax.jit(jax.vmap(gradient))(points.astype(dtype)))
+    zero, one, two, along, twice = found
+    size = np.abs(one - zero).max()
+    linear = np.allclose(two - one, one - zero, rtol=1e-3, atol=1e-4 * size)
+    linear &= np.allclose(twice - zero, 2 * (along - zero), rtol=1e-3, atol=1e-4 * size)
+    if not linear:
+        return None
+    if np.allclose(along - zero, way * (one - zero), rtol=1e-3) and (zero > one).all():
+        variance = np.asarray(1 / (zero - one), float)
+        return GaussianPrior(np.asarray(zero, float) * variance, variance, None)
+    if target.dim > LARGEST_CORRELATED:
+        return None
+    with jax.ensure_compile_time_eval():
+        precision = -np.asarray(jax.jit(jax.jacfwd(gradient))(points[0].astype(dtype)), float)
     precision = (precision + precision.T) / 2
     if not np.isfinite(precision).all() or np.linalg.eigvalsh(precision)[0] <= 0:
         return None

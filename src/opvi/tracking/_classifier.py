@@ -182,9 +182,7 @@ class Classifier(Unforked):
         """Return the posterior predictive at X."""
         x = jnp.asarray(x).astype(state.log_weights.dtype)
         if x.ndim != 2 or x.shape[1] != self.features:
-            raise ValueError(
-                f"X has shape {x.shape}, but this model takes {self.features} features: shape (B, {self.features})."
-            )
+            raise ValueError(f"X has rows of shape {x.shape[1:]}, but this model takes ({self.features},).")
         rows = len(x)
         room = 1 << max(rows - 1, 0).bit_length()  # ragged numbers of rows compile few times
         log_p, log_weights = _components(self, state, jnp.pad(x, ((0, room - rows), (0, 0))))

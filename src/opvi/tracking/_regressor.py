@@ -67,7 +67,7 @@ class Regressor(Networks):
         """Return the posterior predictive at X, in the units of y."""
         x = jnp.asarray(x, state.particles.dtype)
         if x.ndim != 2 or x.shape[1] != self.features:
-            raise ValueError(f"`x` has shape {x.shape}, but this regressor takes (rows, {self.features}).")
+            raise ValueError(f"`x` has rows of shape {x.shape[1:]}, but this regressor takes ({self.features},).")
         rows = len(x)
         room = 1 << max(rows - 1, 0).bit_length()  # ragged numbers of rows compile few times
         said = _components(self, state, jnp.pad(x, ((0, room - rows), (0, 0))))
