@@ -224,6 +224,27 @@ def test_an_estimator_saved_by_skops_predicts_and_learns_the_same(kind, request,
     assert same(again.partial_fit(X[:20], y[:20]).state_, here.partial_fit(X[:20], y[:20]).state_)
 
 
+@pytest.mark.slow  # MLflow alone takes 5 seconds to import
+@pytest.mark.filterwarnings("ignore")  # MLflow's own
+@pytest.mark.parametrize("form", ["skops", "cloudpickle"])
+def test_an_estimator_saved_by_mlflow_predicts_and_learns_the_same(form, regression, tmp_path, monkeypatch):
+    monkeypatch.setenv("MLFLOW_DISABLE_TELEMETRY", "true")
+    pytest.importorskip("mlflow")
+    import mlflow.sklearn
+    import skops.io
+
+    model, X, y = regression
+    types = skops.io.get_untrusted_types(data=skops.io.dumps(model))
+    flavour = {"serialization_format": form, "pip_requirements": ["opvi"]}  # else MLflow finds them out, by loading it
+    mlflow.sklearn.save_model(model, tmp_path / "model", **flavour, skops_trusted_types=types)
+    again = mlflow.sklearn.load_model(str(tmp_path / "model"))
+    np.testing.assert_array_equal(again.predict(X), model.predict(X))
+    served = mlflow.pyfunc.load_model(str(tmp_path / "model"))
+    np.testing.assert_array_equal(served.predict(X), model.predict(X))
+    here = pickle.loads(pickle.dumps(model))
+    assert same(again.partial_fit(X[:20], y[:20]).state_, here.partial_fit(X[:20], y[:20]).state_)
+
+
 # --- what predictions say -------------------------------------------------------------------------
 
 

@@ -523,6 +523,20 @@ def test_the_first_figures_come_soon_and_progress_counts_rows(table, tmp_path, m
     np.testing.assert_allclose(shares, np.minimum(rows, 1500) / 1500, atol=0.03)
 
 
+def test_the_first_line_of_a_log_comes_sooner_than_the_others(monkeypatch, capsys):
+    from types import SimpleNamespace
+
+    from opvi.app.cli import _screen
+
+    clock = iter((0.0, 0.5, 1.5, 3.0, 11.0, 12.0))
+    monkeypatch.setattr(_screen.time, "perf_counter", lambda: next(clock))
+    monkeypatch.setattr(_screen, "figures_of", lambda run, rate: [("rows", str(run.rows))])
+    screen = _screen.Screen(SimpleNamespace(rows=0), [])
+    for rows in (100, 200, 300, 400, 500):
+        screen.show(SimpleNamespace(rows=rows), rows / 1000)
+    assert capsys.readouterr().err == "learning (20%): rows 200\nlearning (50%): rows 500\n"
+
+
 def test_alarms_are_sent_to_an_address(table, tmp_path, monkeypatch, capsys):
     """Each once, also across a resumed run; an address that nobody answers ends nothing."""
     got, add = [], scores.add

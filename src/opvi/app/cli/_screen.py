@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from opvi.app.learn import Learner
 
 LOG_EVERY = 10.0  # seconds
+LOG_FIRST = 1.0  # and the first line of a log sooner
 DRAWN_EVERY = 0.25
 RATE_OVER = 10.0  # seconds behind the rows per second shown
 
@@ -77,7 +78,8 @@ class Screen:
     def show(self, learner: "Learner", share: float | None) -> None:
         """Redraw, if it is time."""
         now = time.perf_counter()
-        if now - self.drawn < (DRAWN_EVERY if self.live else LOG_EVERY):
+        pause = DRAWN_EVERY if self.live else LOG_FIRST if self.drawn == self.began else LOG_EVERY
+        if now - self.drawn < pause:
             return
         self.drawn = now
         self.marks = [mark for mark in self.marks if now - mark[0] < RATE_OVER or mark is self.marks[-1]]
