@@ -8,6 +8,7 @@ import pytest
 import opvi
 from benchmarks import fleet_kills
 from opvi.scale import Keyed
+from opvi.scale.fleet._alone import Alone, Parcel, closed
 from opvi.scale.fleet._ids import as_bytes, from_bytes
 from opvi.scale.fleet._programs import Form
 
@@ -121,6 +122,31 @@ def test_leaves_of_any_kind_go_through_words():
         assert one.dtype == other.dtype == host.dtype
         np.testing.assert_array_equal(one, other)
         np.testing.assert_array_equal(one, host[0])
+
+
+def test_a_parcel_of_leaves_of_any_kind_comes_back():
+    """Those smaller than a word, and of lengths that fill none, are in every place: first, between others, last."""
+    leaves = (np.arange(5, dtype=np.uint8), np.float32([[1, -2]]), np.array([True, False, True]), np.float16([0.5, 3]))
+    leaves = *leaves, np.int32(7), np.zeros(0, np.float32), np.array(True)
+    parcel = Parcel.of(leaves)
+    words = np.asarray(jax.jit(closed)(leaves))
+    host = np.frombuffer(words, parcel.fields)
+    for name, one, other in zip(parcel.fields.names, leaves, jax.jit(parcel.opened)(words), strict=True):
+        assert one.dtype == other.dtype == host[name].dtype
+        np.testing.assert_array_equal(one, other)
+        np.testing.assert_array_equal(one, host[name][0])
+
+
+def test_a_single_row_that_is_not_as_it_should_be_takes_the_long_way():
+    alone = KEYED.alone
+    X, y = rows_of(1)
+    assert isinstance(alone, Alone)
+    assert [leaf.dtype for leaf in alone.leaves((X.astype(float), y))] == [np.float32, np.float32]
+    most = np.full_like(X, 6e17)
+    assert np.array_equal(alone.leaves((most, y))[0], most)
+    odd = [(X + np.nan, y), (X, y - np.inf), (X + 1.1e18, y), (X[:, :1], y), (X, y[0]), (X.tolist(), y), (X * 1j, y)]
+    for row in [*odd, [X, y], (X,), (X, y, y), ((X, y), y), X, None]:
+        assert alone.leaves(row) is None
 
 
 @pytest.mark.slow  # two processes that import JAX

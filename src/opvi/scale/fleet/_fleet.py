@@ -381,17 +381,18 @@ class Fleet:
         """Learn a row of a model in memory, where it lies; None: nothing was done, and it takes a longer look."""
         ids = ids.tolist() if isinstance(ids, np.ndarray) and ids.shape == (1,) else ids
         name: Any = ids[0] if type(ids) is list and len(ids) == 1 else None
-        layout, slot = self._keyed.layout, self._store.place(name) if type(name) in (str, int) else None
-        leaves = None if layout is None or slot is None else layout.single(data)
-        if slot is None or leaves is None:
+        alone, slot = self._keyed.alone, self._store.place(name) if type(name) in (str, int) else None
+        leaves = None if alone is None or slot is None else alone.leaves(data)
+        if alone is None or slot is None or leaves is None:
             return None
-        info = self._keyed.learn_one(self._store.records, slot, leaves)
+        info = alone.learn(self._store.fields, slot, leaves)
         self._store.touch(slot)
-        return self._learnt([name] if info is not None else [], info)
+        return self._learnt([], None) if info is None else self._learnt([name], info)
 
     def _learnt(self, names: list[Id], info: Info | None) -> Learnt:
         self._rounds += len(names)
-        self.diverged += 0 if info is None else int((~info.finite).sum())
+        if info is not None:
+            self.diverged += not info.finite.item() if info.finite.size == 1 else int((~info.finite).sum())
         return Learnt(names, info)
 
 

@@ -11,7 +11,6 @@ from opvi.running._rows import as_rows, row_count
 from opvi.types import LARGEST_VALUE, ArrayLike, Data, Tree
 
 Id = str | int
-SMALL = 100  # numbers, up to which they are looked at one by one faster than by NumPy
 
 
 def is_id(name: object) -> TypeGuard[Id]:
@@ -107,25 +106,6 @@ class Layout(NamedTuple):
                 'leaves; `on_bad="skip"` leaves others out and counts them.'
             )
         return [np.asarray(leaf, dtype) for leaf, dtype in zip(leaves, self.dtypes, strict=True)]
-
-    def single(self, row: Data) -> list[np.ndarray] | None:
-        """Return the leaves of one row that is as it should be; None for any other, and for large ones."""
-        leaves, structure = jax.tree.flatten(row)
-        if structure != self.structure:
-            return None
-        most = LARGEST_VALUE
-        for index, (leaf, shape, dtype) in enumerate(zip(leaves, self.shapes, self.dtypes, strict=True)):
-            if type(leaf) is not np.ndarray or leaf.shape != (1, *shape):
-                return None
-            if leaf.dtype != dtype:
-                if not np.can_cast(leaf.dtype, dtype, "same_kind"):
-                    return None
-                leaf = leaves[index] = np.asarray(leaf, dtype)
-            if dtype.kind == "f" and (
-                leaf.size > SMALL or False in [-most <= v <= most for v in leaf.ravel().tolist()]
-            ):
-                return None
-        return leaves
 
     def tree(self, leaves: list[Tree]) -> Tree:
         """Return leaves in the tree of the rows."""

@@ -14,6 +14,7 @@ from opvi.predictive import Predictive
 from opvi.running._rows import joined, padded, row_count, size_of, taken, without_bad_rows
 from opvi.running._settings import settings
 from opvi.scale.fleet import _programs as programs
+from opvi.scale.fleet._alone import Alone, Fields
 from opvi.scale.fleet._ids import Id, Layout, as_arrays, checked_id, checked_ids, filled_up, hashed
 from opvi.scale.fleet._programs import Form
 from opvi.scale.fleet._workers import Workers, room_for
@@ -82,7 +83,8 @@ class Keyed:
         self._float = jax.eval_shape(lambda state: state.particles, shapes).dtype
         self.form = Form.of(self._key, shapes)
         self.layout = None if example is None else Layout.of(as_arrays(example), self._float)
-        self._lanes, self._weight = lanes, np.ones((1, self.batch_size), self._float)
+        self._lanes = lanes
+        self.alone = self.layout and Alone(sampler, self.form, self.layout, self.batch_size, self._float)
         self._workers = Workers(sampler, self.form, lanes)
         if self.layout is not None:
             self._workers.prepare(self._key, shapes, self._batch_shapes(self.layout))
@@ -238,8 +240,8 @@ class Keyed:
     def _learn(self, records: np.ndarray, code: np.ndarray, leaves: list[np.ndarray]) -> Rounds:
         """Add rows to records in place: full batches are learnt, the rest waits."""
         size = self.batch_size
-        if len(code) == 1:
-            info = self.learn_one(records, int(code[0]), leaves)
+        if len(code) == 1 and self.alone is not None:
+            info = self.alone.learn(Fields(records), int(code[0]), leaves)
             return Rounds(code[:0] if info is None else code, info)
         before, order = records["waiting"].copy(), np.argsort(code, kind="stable")
         code = code[order]
@@ -263,30 +265,6 @@ class Keyed:
             records[f"row{index}"][code[~now], place[~now]] = leaf[order[~now]]
         records["waiting"] = left
         return Rounds(whose, info)
-
-    def learn_one(self, records: np.ndarray, place: int, leaves: list[np.ndarray]) -> Info | None:
-        """Do the same for a single row of one record: the shortest way, for those who learn row by row.
-
-        Returns the Info, with a first axis of 1, if the row filled a batch. If this raises, the record is as before.
-        """
-        refuse_forked()
-        waiting, rows = records["waiting"], [records[name] for name in self._row_names]
-        before, last = int(waiting[place]), self.batch_size - 1
-        if before < last:
-            for row, leaf in zip(rows, leaves, strict=True):
-                row[place, before] = leaf[0]
-            waiting[place] = before + 1
-            return None
-        pairs = zip(rows, leaves, strict=True)
-        data = [np.concatenate([row[place], leaf])[None] if last else leaf[None] for row, leaf in pairs]
-        batches = Batch(self._rows.tree(data), self._weight)  # type: ignore[arg-type]
-        words = records["model"][place : place + 1]
-        words[:], info = self._workers.one(words, batches)
-        if last:
-            waiting[place] = 0
-            for row in rows:
-                row[place] = 0
-        return info
 
     def _advance(self, records: np.ndarray, whose: np.ndarray, data: list[np.ndarray], weight: np.ndarray) -> Info:
         """Learn batches, sorted by model, and store the new states in the records; return the Info of each batch."""

@@ -124,20 +124,13 @@ def _each(function: Callable[[Tree], Tree], items: Tree, count: Array) -> Tree:
     return looped(lambda _, item: ((), function(item)), (), items, count)[1]
 
 
-def _one(sampler: Sampler, form: Form, model: Array, batch: Batch) -> tuple[Array, Tree]:
+def after(sampler: Sampler, form: Form, model: Array, batch: Batch) -> tuple[Array, Tree]:
     """Return a model after a batch, and the step's Info."""
     key, state = form.unpacked(model)
     state, info = sampler.step(key, state, batch)
     if hasattr(info, "predicted"):  # as large as the data
         info = info._replace(predicted=None)  # type: ignore[attr-defined]
     return form.packed(key, state), info
-
-
-@partial(jax.jit, static_argnums=(0, 1))
-def advance_one(sampler: Sampler, form: Form, models: Array, batches: Batch) -> tuple[Array, Tree]:
-    """Return one model after one batch, and the step's Info; all leaves have a first axis of 1."""
-    model, batch = jax.tree.map(lambda leaf: leaf[0], (models, batches))
-    return jax.tree.map(lambda leaf: jnp.asarray(leaf)[None], _one(sampler, form, model, batch))
 
 
 @partial(jax.jit, static_argnums=(0, 1, 2))
@@ -162,7 +155,7 @@ def advance(
         batches: leaves `[tiles, lanes, rows, ...]`.
         count: the number of tiles to process.
     """
-    many = partial(_one, sampler, form)
+    many = partial(after, sampler, form)
     many = many if lanes == 1 else jax.vmap(many)
     if lanes == 1:
         at, batches = jax.tree.map(lambda leaf: leaf[:, 0], (at, batches))

@@ -11,6 +11,7 @@ import numpy as np
 
 from opvi.running._checkpoint import CheckpointError, packed, unpacked
 from opvi.running._saving import LockedError
+from opvi.scale.fleet._alone import Fields
 from opvi.scale.fleet._ids import Id, as_bytes, from_bytes
 from opvi.types import Tree
 
@@ -51,6 +52,7 @@ class Store:
         """Make room for records of this dtype."""
         self.hot = hot
         self.records = np.zeros(min(FIRST, hot), dtype)
+        self.fields = Fields(self.records)
         self._places: dict[Id, int] = {}  # of those in memory
         self._owner: list[Any] = [None] * len(self.records)
         self._numbers = np.zeros(len(self.records), np.int64)
@@ -344,6 +346,7 @@ class Store:
                 for old in (self.records, self._numbers, self._used, self._touched, self._dirty)
             )
             self._owner += [None] * more
+            self.fields = Fields(self.records)
             free = np.flatnonzero(self._used == 0)
         if len(free) < count:
             used = np.where((self._used > 0) & (self._used < self._clock), self._used, np.iinfo(np.int64).max)

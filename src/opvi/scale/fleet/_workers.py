@@ -71,11 +71,6 @@ class Workers:
         out = self._program("answer", programs.answer, *given)(*given)
         return taken(jax.tree.map(np.asarray, out), slice(len(at)))
 
-    def one(self, models: np.ndarray, batches: Batch) -> tuple[np.ndarray, Tree]:
-        """Return one model after one batch, and its Info; all leaves have a first axis of 1."""
-        out = self._program("one", programs.advance_one, models, batches)(models, batches)
-        return jax.tree.map(np.asarray, out)
-
     def many(self, words: np.ndarray, model: np.ndarray, batches: Batch) -> tuple[np.ndarray, Tree]:
         """Return models after these batches, and the Info of each.
 
