@@ -141,7 +141,7 @@ def late_over_early(learner: Learner, early: Any, repeats: int = 15) -> float:
 
 
 def resident() -> float:
-    """Megabytes."""
+    """Return the megabytes of memory that this process holds."""
     return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE") / 1e6
 
 

@@ -54,9 +54,9 @@ def traced(function: Callable[..., Tree], settings: tuple[Any, ...], arguments: 
 
 
 def placed(state: Tree) -> Tree:
-    """Return a state whose arrays all belong to their device, where results of tracing are kept.
+    """Return a state with every array committed to its device, where results of tracing are kept.
 
-    What those return does; JAX would compile once more for a state of which only a part does.
+    Programs return committed arrays. Given a state in which only some are, JAX would compile once more.
     """
     if kept_in() is None or jax.device_count() > 1:
         return state

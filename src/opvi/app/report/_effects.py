@@ -157,7 +157,7 @@ def _number(x: np.ndarray, name: str, column: int, flags: list[int], alone: bool
 
 
 def _text(x: np.ndarray, name: str, columns: list[int], levels: list[str], flags: list[int]) -> Piece:
-    """Vary a string: its most frequent levels, and "anything else" and "missing" where rows have them."""
+    """Vary a column of strings: its most frequent levels, and "anything else" and "missing" where rows have them."""
     on, absent = x[:, columns] > 0.5, _absent(x, flags)
     named = [*levels, "(anything else)", "(missing)"]
     counts = np.array([*on.sum(0), (~on.any(1) & ~absent).sum(), absent.sum()])
