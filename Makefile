@@ -20,8 +20,12 @@ make_venv = $(UV) venv --quiet --allow-existing --python $(PYTHON) $(VENV)
 install = $(UV) pip install --quiet --python $(BIN)/python
 else
 make_venv = $(PYTHON) -m venv $(VENV) && $(BIN)/python -m pip install --quiet --upgrade 'pip>=25.1'
-install = $(BIN)/python -m pip install --quiet
+install = $(BIN)/python -m pip install --quiet --no-compile
 endif
+
+# Modules are compiled when they are first imported, a third of those that are installed, and kept for the processes
+# that tests start.
+unexport PYTHONDONTWRITEBYTECODE
 
 .PHONY: demo test slow spark lint docs bench clean
 
