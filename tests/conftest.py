@@ -7,11 +7,13 @@ from pathlib import Path
 
 # Most of the suite's time went into optimising programs that run for milliseconds. Without it they compile in a third
 # of the time. Set before JAX is loaded; whoever sets the flags for the whole session has them.
-# The older emitters take a quarter of that time again; XLA ends a process at a flag that it does not know.
+# The older emitters take a quarter of that time again, and so does one module instead of many, which are for idle
+# cores; XLA ends a process at a flag that it does not know.
 os.environ.setdefault(
     "XLA_FLAGS",
     "--xla_backend_optimization_level=0 --xla_llvm_disable_expensive_passes=true"
-    + " --xla_cpu_use_fusion_emitters=false" * version("jax").startswith("0.10."),
+    + " --xla_cpu_use_fusion_emitters=false --xla_cpu_parallel_codegen_split_count=1"
+    * version("jax").startswith("0.10."),
 )
 os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")  # its threads would wait for each other's small matrices
 
