@@ -66,10 +66,10 @@ clean:
 	@$(make_venv)
 	@mkdir -p .stamps && touch $@
 
-# All at once: pip works out the packages once, not three times.
+# All at once: pip works out the packages once, not four times.
 .stamps/ci: .stamps/venv pyproject.toml
-	@$(install) --editable '.[plots,cli,serve,nats,kafka,postgresql,sklearn,river,numpyro,arviz,docs]' --group test --group lint
-	@touch .stamps/test .stamps/lint .stamps/docs $@
+	@$(install) --editable '.[plots,cli,serve,nats,kafka,postgresql,sklearn,river,numpyro,arviz,spark,docs]' --group test --group lint
+	@touch .stamps/test .stamps/lint .stamps/docs .stamps/spark $@
 
 .stamps/demo: .stamps/venv pyproject.toml
 	@$(install) --editable '.[plots,cli]'
