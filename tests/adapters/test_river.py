@@ -343,6 +343,33 @@ def test_classes_that_appear_late():
     assert np.mean(right) > 0.8
 
 
+def test_the_first_labels_say_how_many_classes_to_make_room_for(monkeypatch):
+    """Row by row, a model for each number of classes would be compiled; and what waited is learnt row by row too."""
+    begun, fed = [], set()
+    begin, learn = OnlineModel._begun, Engine.learn
+    monkeypatch.setattr(Engine, "learn", lambda self, batches: fed.add(batches.weight.shape) or learn(self, batches))
+    monkeypatch.setattr(OnlineModel, "_begun", lambda self, state: begun.append(self._sizes) or begin(self, state))
+    x, y = rows(9)
+    labels = [int(value > -0.5) + int(value > 0.5) for value in y]
+    assert len(set(labels[:8])) == 3
+    model = linear("classifier", buffer=1)
+    for row, label in zip(x[:7], labels, strict=False):
+        model.learn_one(row, label)
+    assert begun == []
+    shares = {label: labels[:7].count(label) + 1 for label in labels[:7]}
+    p = model.predict_proba_one(x[7])
+    assert p == pytest.approx({label: count / sum(shares.values()) for label, count in shares.items()})
+    for row, label in zip(x[7:], labels[7:], strict=True):
+        model.learn_one(row, label)
+    assert begun == [(3, 4)]
+    assert fed == {(1, 1)}  # one program
+    assert model.n_rows_seen == int(model._state.rows) == int(model._state.round) == 9
+    early = linear("classifier", buffer=1)
+    early.learn_one(x[0], labels[0])
+    early.flush()
+    assert early.n_rows_seen == 1
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize(("hidden", "particles"), [((4,), 2), ((60,), 25)])
 @pytest.mark.usefixtures("_quick_compilation")

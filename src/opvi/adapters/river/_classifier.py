@@ -13,6 +13,9 @@ from opvi.tracking import classifier
 from opvi.tracking._widening import widened_classifier
 from opvi.types import Sampler, State, Tree
 
+FIRST = 8  # rows whose labels say how many classes there are
+MANY = 20  # rows that show nearly all of them
+
 
 class Classifier(OnlineModel, base.MiniBatchClassifier):
     """Online Bayesian classification: `opvi.classifier` as a River model.
@@ -34,7 +37,8 @@ class Classifier(OnlineModel, base.MiniBatchClassifier):
         Rows kept beside the networks; the nearest take part in predictions. None keeps what fits in 16 MB, none for
         linear models; 0 for none.
     buffer
-        Rows learnt from at once, from 1 to 32.
+        Rows learnt from at once, from 1 to 32. Learning begins with the 8th row or later: the labels of the first rows
+        say how many classes to make room for, and every other number of classes would have to be compiled.
     max_features
         The most columns; further features share them by hashing.
     seed
@@ -63,6 +67,8 @@ class Classifier(OnlineModel, base.MiniBatchClassifier):
         self._start((1, 2), hidden, n_particles, half_life, buffer, max_features, seed)
         self._labels: dict[Hashable, int] = {}
 
+    _first = FIRST
+
     @property
     def _multiclass(self) -> bool:
         return True
@@ -81,6 +87,10 @@ class Classifier(OnlineModel, base.MiniBatchClassifier):
 
     def _needed(self) -> tuple[int, ...]:
         return (*super()._needed(), max(2, len(self._labels)))
+
+    def _room(self, sizes: tuple[int, ...], rows: int) -> tuple[int, ...]:
+        columns, classes = sizes
+        return columns, classes if rows >= MANY else 1 << (classes - 1).bit_length()
 
     def _targets(self, y: list[Any]) -> np.ndarray:
         return np.array([self._labels[label] for label in y], np.int32)

@@ -24,6 +24,8 @@ Series = Any  # of the same library
 class OnlineModel:
     """What both models share: a table of features, waiting rows and, once rows were learnt, an engine."""
 
+    _first = 1  # rows before the engine begins, at least
+
     def _start(
         self,
         sizes: tuple[int, ...],
@@ -74,7 +76,7 @@ class OnlineModel:
             raise ValueError(f"`w` is {w}, but a row counts a finite number of times, at least 0.")
         if w:
             self._waiting.append((dict(self._dates.numbers(x, learn=True)), y, float(w)))
-            if len(self._waiting) >= self.buffer:
+            if len(self._waiting) >= (self.buffer if self._engine else max(self.buffer, self._first)):
                 self.flush()
 
     @one_learner
@@ -103,7 +105,10 @@ class OnlineModel:
         self._waiting = []
         y = self._targets(list(targets))
         self._make_room(rows)
-        self._engine.feed((self._filled(rows), y), np.array(weights, np.float32), last=True)  # type: ignore[union-attr]
+        x, w = self._filled(rows), np.array(weights, np.float32)
+        for begin in range(0, len(rows), self.buffer):  # more only at the start
+            some = slice(begin, begin + self.buffer)
+            self._engine.feed((x[some], y[some]), w[some], last=True)  # type: ignore[union-attr]
         self._means = np.asarray(self._state.moments.mean)
         self.n_rows_seen += len(rows)
 
@@ -116,13 +121,17 @@ class OnlineModel:
         """Return the columns, and classes if any, that the model now needs."""
         return (max(1, self._columns.count),)
 
+    def _room(self, sizes: tuple[int, ...], rows: int) -> tuple[int, ...]:
+        """Return how wide to begin, given what the first rows need."""
+        return sizes
+
     def _make_room(self, rows: Sequence[Row]) -> None:
         """Make the model wide enough for these rows, keeping what was learnt."""
         known = self._columns.count
         fresh = self._columns.meet(rows)
         sizes = self._needed()
         if self._engine is None:
-            self._sizes = sizes
+            self._sizes = self._room(sizes, len(rows))
             self._engine = self._begun(None)
         elif any(need > size for need, size in zip(sizes, self._sizes, strict=True)):
             # Twice as wide at least: every width compiles anew.
