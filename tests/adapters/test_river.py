@@ -390,6 +390,8 @@ def test_a_widened_regressor_says_the_same(hidden, particles):
         state, _ = narrow.step(KEY, state, batch)
     wider = widened_regressor(state, wide.init(KEY), hidden)
     assert jax.tree.map(np.shape, wider) == jax.tree.map(np.shape, wide.init(KEY))
+    np.testing.assert_array_equal(wider.memory.levels[:3], state.memory.levels)
+    np.testing.assert_array_equal(wider.memory.products[:8, :8], state.memory.products)
     padded = np.pad(X, ((0, 0), (0, 11)))
     before, after = narrow.predict(state, X), wide.predict(wider, padded)
     np.testing.assert_allclose(before.mean(), after.mean(), rtol=1e-4, atol=1e-5)

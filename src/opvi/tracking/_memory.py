@@ -8,20 +8,24 @@ $$m + \beta_1 \frac{\sum_i w_i \rho_i r_i}{\sum_i w_i \rho_i + s}
 
 over the 8 nearest rows kept, with $\rho_i$ the precision of the mean when row i came. The weights $\beta \ge 0$ are a
 Bayesian regression of the errors on the two terms, with a prior around 0, so that memory is used as far as it has
-helped. Distances are those of `_metric`, by the gradients of m.
+helped. Distances are those of `_metric`, by the gradients of m. Further terms are the levels of values that repeat
+(`_levels`): of those that have clearly helped, the best few.
 """
 
+import math
 from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 
 from opvi.tracking import _calibration as calibration
+from opvi.tracking import _levels as levels
 from opvi.tracking import _metric as metrics
 from opvi.tracking import _neighbours as neighbours
 from opvi.tracking import _scaling as scaling
 from opvi.tracking._calibration import ONE_ROUND, USUAL_ROWS, Calibration, Combined
 from opvi.tracking._gates import Gates, through
+from opvi.tracking._levels import Said
 from opvi.tracking._metric import Metric
 from opvi.tracking._scaling import Scale, divisor
 from opvi.types import Array, Scalar
@@ -31,6 +35,9 @@ STACK_MEMORY = 0.99  # of the regression of the errors, for 20 rows
 EARLY_MEMORY = 0.25  # at first it reaches back over this share of the stream
 RIDGE = 10.0  # of that regression: squared terms, in units of the expected squared error
 LARGEST_SHARE = 1.25  # of the weights together
+LEVELS = 3  # at most, whose weights are not 0
+LARGEST_LEVEL = 2.0  # of their weights together
+CLEAR = 4.0  # what a level must have explained, in squared errors, and more the more levels there are to choose from
 SWEEPS = 30
 LARGEST_ERROR = 7.5  # times the median error: what one row may teach, about 5 standard deviations
 SIZE_ROUNDS = 50.0  # batches of the usual size, over which median error and usual distance are averaged
@@ -46,12 +53,13 @@ class Memory(NamedTuple):
     seen: Array  # rows there have been
     clock: Scalar  # their weights, added up
     metric: Metric
-    products: Array  # [2, 2]: discounted, of the two terms
-    moments: Array  # [2]: of the terms and the errors
-    weights: Array  # [2]: β
+    products: Array  # [K, K]: discounted, of the two terms, and of levels
+    moments: Array  # [K]: of the terms and the errors
+    weights: Array  # [K]: β
     typical: Scalar  # running median of absolute errors
     reach: Scalar  # running mean of the log distance to the nearest rows
     rounds: Scalar  # batches of the usual size
+    levels: Array | None = None  # tables of the columns' values
 
 
 class Recalled(NamedTuple):
@@ -62,24 +70,32 @@ class Recalled(NamedTuple):
     mass: Array  # [B]: what that mean is made of, up to 1
     extra: Array  # [B, EXTRA]: log spread of their errors, log distance
     distance: Array  # [B]: log
+    levels: Said | None = None  # of the values
 
 
-def start(rows: int, features: int, dtype: jnp.dtype) -> Memory:
-    """Return a memory without rows."""
-    room, zero, pair = neighbours.room(rows), jnp.zeros((), dtype), jnp.zeros(2, dtype)
+def start(rows: int, features: int, dtype: jnp.dtype, repeats: bool = False) -> Memory:
+    """Return a memory without rows; it has levels if values may repeat."""
+    terms = 2 + (len(levels.RATES) * features if repeats else 0)
+    room, zero, each = neighbours.room(rows), jnp.zeros((), dtype), jnp.zeros(terms, dtype)
     return Memory(
         jnp.zeros((room, features), dtype),
         jnp.zeros((room, FACTS), dtype),
         jnp.zeros((), jnp.int32),
         zero,
         metrics.start(features, dtype),
-        jnp.zeros((2, 2), dtype),
-        pair,
-        pair,
+        jnp.zeros((terms, terms), dtype),
+        each,
+        each,
         zero,
         zero,
         zero,
+        levels.start(features, dtype) if repeats else None,
     )
+
+
+def emptied(memory: Memory | None, rows: int) -> Memory | None:
+    """Return the same memory without its rows."""
+    return None if memory is None else start(rows, memory.x.shape[1], memory.x.dtype, memory.levels is not None)
 
 
 def recall(
@@ -90,6 +106,7 @@ def recall(
     error: Scalar,
     rows: int,
     half_life: float | None,
+    x: Array | None = None,
 ) -> Recalled | None:
     """Return what the nearest rows say at standardised inputs z `[B, F]`; None without a memory.
 
@@ -101,6 +118,7 @@ def recall(
         error: running mean squared error of the predictions, y standardised.
         rows: how many are remembered.
         half_life: the half-life of the rows' weights, in rows; None for no fading.
+        x: the same inputs as they came, where values that repeat have levels.
     """
     if memory is None:
         return None
@@ -131,12 +149,16 @@ def recall(
         closeness.sum(1) / whole,
         jnp.clip(extra, -4, 4),
         jnp.where(some, distance, 0),
+        None if memory.levels is None or x is None else levels.look(memory.levels, x, memory.clock, half_life, unit),
     )
 
 
 def _terms(recalled: Recalled, mean: Array) -> Array:
-    """Return the terms that the weights multiply, `[B, 2]`."""
-    return jnp.stack([recalled.error, recalled.target - recalled.mass * mean], 1)
+    """Return the terms that the weights multiply, `[B, K]`."""
+    pair = jnp.stack([recalled.error, recalled.target - recalled.mass * mean], 1)
+    if recalled.levels is None:
+        return pair
+    return jnp.concatenate([pair, recalled.levels.level.reshape(len(mean), -1)], 1)
 
 
 def combine(
@@ -175,6 +197,7 @@ def learn(
     error: Scalar,
     begun: Array,
     kept: int,
+    half_life: float | None = None,
 ) -> Memory | None:
     """Return the memory with a batch added and the weights updated by its errors.
 
@@ -186,6 +209,7 @@ def learn(
         error: running mean squared error of the predictions, y standardised.
         begun: whether the networks' predictions of this batch mean anything yet.
         kept: how many rows are remembered.
+        half_life: the half-life of the rows' weights, in rows; None for no fading.
     """
     if memory is None or recalled is None:
         return None
@@ -209,6 +233,9 @@ def learn(
         jnp.broadcast_to(memory.clock + total, weight.shape),
     ]
     place, seen = neighbours.places(memory.seen, weight > 0, kept)
+    tables, said = memory.levels, recalled.levels
+    if tables is not None and said is not None:
+        tables = levels.learn(tables, said.place, rows.x, away * unit, scored, memory.clock, half_life)
     return memory._replace(
         x=memory.x.at[place].set(rows.x, mode="drop"),
         facts=memory.facts.at[place].set(jnp.stack(facts, 1), mode="drop"),
@@ -216,6 +243,7 @@ def learn(
         clock=memory.clock + total,
         metric=metrics.update(memory.metric, rows.slope, scored),
         rounds=memory.rounds + jnp.where(begun, share, 0),
+        levels=tables,
     )
 
 
@@ -225,14 +253,32 @@ def _restacked(memory: Memory, terms: Array, away: Array, weight: Array, error: 
     known = terms * (weight / error)[:, None]
     products = keep * memory.products + jnp.matmul(known.T, terms, precision="highest")
     moments = keep * memory.moments + jnp.matmul(known.T, away, precision="highest")
-    weights = nonnegative(products + RIDGE * jnp.eye(2, dtype=terms.dtype), moments)
-    weights = weights * jnp.minimum(1, LARGEST_SHARE / jnp.maximum(weights.sum(), 1e-30))
+    weights = _weights(products + RIDGE * jnp.eye(len(moments), dtype=terms.dtype), moments)
     good = jnp.isfinite(weights.sum() + products.sum() + moments.sum())
     return memory._replace(
         products=jnp.where(good, products, memory.products),
         moments=jnp.where(good, moments, memory.moments),
         weights=jnp.where(good, weights, memory.weights),
     )
+
+
+def _weights(A: Array, b: Array) -> Array:
+    """Return the weights of the two terms, and of the few levels that have clearly helped."""
+    if len(b) == 2:
+        return _bounded(nonnegative(A, b), LARGEST_SHARE)
+    gain = jnp.maximum(b[2:], 0) ** 2 / jnp.diagonal(A)[2:]
+    most, which = jax.lax.top_k(gain, min(LEVELS, len(gain)))
+    clear = most > CLEAR + 2 * math.log(len(gain))
+    chosen = jnp.concatenate([jnp.arange(2), 2 + which])
+    helps = jnp.concatenate([jnp.ones(2, bool), clear])
+    beta = nonnegative(A[chosen][:, chosen], jnp.where(helps, b[chosen], -1e30))
+    beta = jnp.concatenate([_bounded(beta[:2], LARGEST_SHARE), _bounded(beta[2:], LARGEST_LEVEL)])
+    return jnp.zeros_like(b).at[chosen].set(beta)
+
+
+def _bounded(weights: Array, most: float) -> Array:
+    """Return the weights, made smaller if they add up to more."""
+    return weights * jnp.minimum(1, most / jnp.maximum(weights.sum(), 1e-30))
 
 
 def nonnegative(A: Array, b: Array) -> Array:

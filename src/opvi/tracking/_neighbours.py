@@ -50,7 +50,8 @@ def without_memory(sampler: Sampler) -> Sampler:
     if hasattr(sampler, "sampler"):  # wrapped
         return dataclasses.replace(sampler, sampler=without_memory(sampler.sampler))
     asked = getattr(sampler, "memory_rows", 0) is not None
-    return sampler if asked else dataclasses.replace(sampler, memory_rows=0)
+    off = {"memory_rows": 0} | ({"levels": False} if hasattr(sampler, "levels") else {})
+    return sampler if asked else dataclasses.replace(sampler, **off)
 
 
 def room(rows: int) -> int:
@@ -71,7 +72,7 @@ def places(seen: Array, here: Array, rows: int) -> tuple[Array, Array]:
     """
     ones = here.astype(jnp.int32)
     number = seen + jnp.cumsum(ones) - ones
-    drawn = (_scattered(number.astype(jnp.uint32)) % jnp.uint32(rows)).astype(jnp.int32)
+    drawn = (scattered(number.astype(jnp.uint32)) % jnp.uint32(rows)).astype(jnp.int32)
     place = jnp.where(here, jnp.where(number < rows, number, drawn), LARGEST_COUNT)
     order = jnp.arange(len(here), dtype=jnp.int32)
     taken = (place[:, None] == place[None]) & (order[:, None] < order[None])  # by a later row of the batch
@@ -79,7 +80,7 @@ def places(seen: Array, here: Array, rows: int) -> tuple[Array, Array]:
     return place, seen + jnp.minimum(ones.sum(), LARGEST_COUNT - 1 - seen)
 
 
-def _scattered(number: Array) -> Array:
+def scattered(number: Array) -> Array:
     """Return pseudo-random whole numbers, each a hash of one number (the finaliser of MurmurHash3)."""
     for shift, factor in ((16, 0x85EBCA6B), (13, 0xC2B2AE35)):
         number = (number ^ (number >> jnp.uint32(shift))) * jnp.uint32(factor)

@@ -1,7 +1,7 @@
 r"""The recommended regressor: Gauss–Newton particles on causally scaled data, stacked and calibrated online."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 
 import jax
@@ -15,6 +15,7 @@ from opvi.tracking import _layers as layers
 from opvi.tracking import _regressor_learning as learning
 from opvi.tracking import _scaling as scaling
 from opvi.tracking._calibration import USUAL_ROWS
+from opvi.tracking._levels import WIDEST as WIDEST_LEVELS
 from opvi.tracking._neighbours import checked_rows
 from opvi.tracking._regressor_types import Networks, RegressorInfo, RegressorState, Settings
 from opvi.types import Array, ArrayLike, Batch, Key, Start
@@ -112,6 +113,7 @@ def regressor(
     settings: Settings | None = None,
     memory_rows: int | None = None,
     fading_above: int = 10,
+    levels: bool = True,
 ) -> Regressor:
     r"""Predict numbers from raw data in one pass, with nothing to scale or tune.
 
@@ -141,6 +143,8 @@ def regressor(
             that has helped. If omitted, as many as fit in 16 MB, at most 65,536, and none for linear models or for more
             than 400 columns; 0 for none.
         fading_above: networks with more columns than this have a factor per column, which fades out useless ones.
+        levels: also learn what the errors were at rows with the same value of a column, such as an ID, where that has
+            helped; in models that remember rows, of at most 64 columns.
     """
     widths, particles, budget = chosen_sizes(features, hidden, particles, budget)
     _check(features, particles, half_life, warm_up, budget)
@@ -153,7 +157,8 @@ def regressor(
     if half_life is not None:
         chosen = chosen._replace(forgetting=(0.5 ** (USUAL_ROWS / half_life),) * particles)
     kept = checked_rows(memory_rows)
-    return Regressor(features, widths, particles, half_life, warm_up, budget, chosen, kept, fading_above)
+    made = Regressor(features, widths, particles, half_life, warm_up, budget, chosen, kept, fading_above)
+    return replace(made, levels=bool(levels) and features <= WIDEST_LEVELS and made.remembered > 0)
 
 
 def chosen_sizes(
@@ -190,10 +195,10 @@ def _components(sampler: Regressor, state: RegressorState, x: Array) -> StudentT
     nothing = jnp.zeros(len(x), x.dtype)
     z, _ = learning.standardised(state, x, nothing)
 
-    def some(z: Array) -> StudentT:
-        return calibration.predictive(state.calibration, learning.predicted(sampler, state, z))
+    def some(rows: tuple[Array, Array]) -> StudentT:
+        return calibration.predictive(state.calibration, learning.predicted(sampler, state, *rows))
 
-    said = jax.lax.map(some, pieces(z, nothing, min(PREDICT_ROWS, len(x)))[0])  # leaves [pieces, components, rows]
+    said = jax.lax.map(some, pieces((z, x), nothing, min(PREDICT_ROWS, len(x)))[0])  # leaves [pieces, components, rows]
     said = jax.tree.map(lambda leaf: jnp.moveaxis(leaf, 0, 1).reshape(leaf.shape[1], -1)[:, : len(x)], said)
     unit, centre = scaling.divisor(state.scale)[-1], state.scale.mean[-1]
     return said._replace(mean=said.mean * unit + centre, variance=said.variance * unit**2, spread=said.spread * unit**2)

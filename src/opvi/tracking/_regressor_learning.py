@@ -59,8 +59,8 @@ def _linearised(sampler: Networks, particles: Particles, kind: Array, past: Cova
     return Linearised(mean, jnp.maximum((JC * J).sum((1, 3)), 0), J, JC)
 
 
-def predicted(sampler: Networks, state: RegressorState, z: Array) -> Combined:
-    """Return one prediction from all particles, in their units."""
+def predicted(sampler: Networks, state: RegressorState, z: Array, x: Array) -> Combined:
+    """Return one prediction from all particles, in their units; x are the inputs z as they came."""
     means = jax.vmap(lambda w, kind: layers.outputs(sampler.network, w, kind, z)[0])
     few = calibration.trusted(state.calibration)
     past = state.past._replace(matrices=state.past.matrices[few])
@@ -68,7 +68,7 @@ def predicted(sampler: Networks, state: RegressorState, z: Array) -> Combined:
     doubt = _linearised(sampler, state.particles[few], kind[few], past, z).variance
     known, mean = state.calibration, means(state.particles, kind)
     kept = sampler.remembered, sampler.half_life
-    recalled = memories.recall(state.memory, state.scale, state.gates, z, known.error, *kept)
+    recalled = memories.recall(state.memory, state.scale, state.gates, z, known.error, *kept, x)
     return memories.combine(state.memory, recalled, known, mean, doubt, z)[1]
 
 
@@ -215,7 +215,7 @@ def _jumped(
         scale=scale,
         particles=jnp.where(anew, state.begin, state.particles),
         past=state.past._replace(matrices=jnp.where(found.renew | anew, prior, state.past.matrices)),
-        memory=None if state.memory is None else memories.start(sampler.remembered, sampler.features, y.dtype),
+        memory=memories.emptied(state.memory, sampler.remembered),
     )
 
 
@@ -270,7 +270,7 @@ def _learn_chunk(
     doubt = seen.variance[calibration.trusted(state.calibration)]
     known = state.calibration
     kept = sampler.remembered, sampler.half_life
-    recalled = memories.recall(state.memory, state.scale, state.gates, z, known.error, *kept)
+    recalled = memories.recall(state.memory, state.scale, state.gates, z, known.error, *kept, x)
     plain, one, depends = memories.combine(state.memory, recalled, known, seen.mean, doubt, z)
     unit, centre = scaling.divisor(state.scale)[-1], state.scale.mean[-1]
     scores = calibration.scored(state.calibration, one, target)
@@ -282,7 +282,7 @@ def _learn_chunk(
     if state.gates is not None or state.memory is not None:
         slope = _slopes(sampler, state, z)
         rows = memories.Rows(x, y, believed, target, plain.mean, slope)
-        memory = memories.learn(state.memory, recalled, rows, state.scale, known.error, begun, sampler.remembered)
+        memory = memories.learn(state.memory, recalled, rows, state.scale, known.error, begun, *kept)
         state = state._replace(memory=memory)
     if state.gates is not None:
         scored = jnp.where(begun, believed, 0)
@@ -391,7 +391,7 @@ def start(sampler: Networks, w: Particles) -> RegressorState:
         zero,
         zero,
         gates.start(sampler.features, dtype) if sampler.gated else None,
-        memories.start(kept, sampler.features, dtype) if kept else None,
+        memories.start(kept, sampler.features, dtype, sampler.levels) if kept else None,
         jnp.zeros(2, dtype),
         starting.nothing(sampler.features, dtype),
         w,

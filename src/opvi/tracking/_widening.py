@@ -99,7 +99,19 @@ def widened_classifier(old: ClassifierState, fresh: ClassifierState) -> Classifi
 def _memory(old: Memory, fresh: Memory) -> Memory:
     """Widen the memory; rows kept before a column appeared have a gap there, which counts as its mean."""
     x, facts = _rows(old.x, old.facts, fresh.x, fresh.facts)
-    return old._replace(x=x, facts=facts, metric=_metric(old.metric, fresh.metric))
+    terms = np.s_[: min(len(old.weights), len(fresh.weights))]  # two, then those of each column
+    levels = fresh.levels
+    if levels is not None and old.levels is not None:
+        levels = _put(levels, np.s_[: len(old.levels)], old.levels)
+    return old._replace(
+        x=x,
+        facts=facts,
+        metric=_metric(old.metric, fresh.metric),
+        products=_put(fresh.products, (terms, terms), old.products[terms, terms]),
+        moments=_put(fresh.moments, terms, old.moments[terms]),
+        weights=_put(fresh.weights, terms, old.weights[terms]),
+        levels=levels,
+    )
 
 
 def _class_memory(old: ClassMemory, fresh: ClassMemory) -> ClassMemory:

@@ -20,7 +20,7 @@ WHILE_LEARNING = 4  # times its state a model needs, for temporaries and checkpo
 SAMPLE = 256  # rows kept for the report, a uniform sample of all that were learnt
 
 
-OLDER = {"neighbour_rows": 0, "fading_above": 12}  # of settings that an older opvi did not have
+OLDER = {"neighbour_rows": 0, "fading_above": 12, "levels": False}  # of settings that an older opvi did not have
 
 
 class Settings(NamedTuple):
@@ -34,6 +34,7 @@ class Settings(NamedTuple):
     seed: int = 0
     neighbour_rows: int | None = None  # None: what the task recommends; runs of an older opvi have 0
     fading_above: int = 10  # columns of a regression, above which those fade that do not help
+    levels: bool = True  # whether a regression learns the levels of values that repeat
 
 
 def model(schema: Schema, settings: Settings, room: int | None = None) -> Sampler:
@@ -55,6 +56,7 @@ def model(schema: Schema, settings: Settings, room: int | None = None) -> Sample
             warm_up=settings.warm_up,
             memory_rows=settings.neighbour_rows,
             fading_above=settings.fading_above,
+            levels=settings.levels,
         )
     else:
         room = room or max(2, len(schema.classes))

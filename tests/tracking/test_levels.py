@@ -1,0 +1,114 @@
+"""The levels of values that repeat."""
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import opvi
+from opvi.tracking import _levels as levels
+from opvi.tracking import _memory as memories
+
+look = jax.jit(levels.look, static_argnums=3)
+learn = jax.jit(levels.learn, static_argnums=6)
+
+
+def learnt(x, error, weight=None, half_life=None, clock=0.0):
+    x = jnp.asarray(x, jnp.float32)
+    weight = jnp.ones(len(x)) if weight is None else jnp.asarray(weight, jnp.float32)
+    table = levels.start(x.shape[1], jnp.float32)
+    place = look(table, x, jnp.float32(0), half_life).place
+    return learn(table, place, x, jnp.asarray(error, jnp.float32), weight, jnp.float32(clock), half_life)
+
+
+def asked(table, x, clock=0.0, half_life=None):
+    return np.asarray(look(table, jnp.asarray(x, jnp.float32), jnp.float32(clock), half_life).level)
+
+
+def test_a_level_is_the_discounted_mean_of_the_errors_at_its_value():
+    table = learnt([[7, 1], [7, 2], [3, 2], [7, 0.0]], [1.0, 4.0, 9.0, -2.0], [1, 0.5, 1, 1])
+    found = asked(table, [[7, -0.0], [3, 5], [np.nan, 2]])
+    for r, rate in enumerate(levels.RATES):
+        first = rate * (rate**0.5 * 1 + 0.5 * 4) - 2, rate * (rate**0.5 + 0.5) + 1
+        np.testing.assert_allclose(found[0, 0, r], first[0] / (first[1] + levels.SHRINKAGE), rtol=1e-5)
+        np.testing.assert_allclose(found[0, 1, r], -2 / 1.5, rtol=1e-5)  # -0 is 0
+        np.testing.assert_allclose(found[1, :, r], [9 / 1.5, 0], rtol=1e-5)  # a value that was never there
+        second = rate * 0.5 * 4 + 9, rate * 0.5 + 1
+        np.testing.assert_allclose(found[2, :, r], [0, second[0] / (second[1] + levels.SHRINKAGE)], rtol=1e-5)
+
+
+def test_values_in_one_slot_take_turns_and_nothing_comes_of_rows_without_weight_or_value():
+    values = np.arange(5000.0)[:, None]
+    place = np.asarray(look(levels.start(1, jnp.float32), jnp.asarray(values, jnp.float32), jnp.float32(0), None).place)
+    other = np.flatnonzero(place[1:, 0] == place[0, 0])[0] + 1.0
+    assert len(np.unique(place)) > 1000  # spread over all slots
+    table = learnt([[0.0], [other]], [5.0, 8.0])
+    assert not asked(table, [[0.0]]).any()
+    assert asked(table, [[other]]).all()
+    nothing = learnt([[1.0], [np.nan], [2.0]], [5.0, 5.0, np.nan], [0, 1, 1])
+    np.testing.assert_array_equal(nothing, levels.start(1, jnp.float32))
+
+
+def test_levels_fade_by_the_half_life():
+    table = learnt([[1.0]], [6.0], half_life=10.0)
+    np.testing.assert_allclose(asked(table, [[1.0]], 11.0, 10.0), 3 / (0.5 + levels.SHRINKAGE))
+
+
+def test_few_levels_have_weights_and_only_if_they_have_clearly_helped():
+    terms = 2 + 2 * 5
+    A, b = jnp.eye(terms) * 100, jnp.zeros(terms)
+    weights = jax.jit(memories._weights)
+    bar = (100 * (memories.CLEAR + 2 * np.log(10))) ** 0.5
+    assert not np.asarray(weights(A, b.at[2:].set(0.99 * bar))).any()
+    found = np.asarray(weights(A, b.at[jnp.arange(2, terms)].set(bar * (1 + jnp.arange(10.0) / 10))))
+    assert np.flatnonzero(found).tolist() == [9, 10, 11]  # the best
+    pair = np.asarray(weights(A, b.at[0].set(50).at[5].set(-500)))
+    np.testing.assert_allclose(pair, np.eye(terms)[0] / 2)
+    assert np.asarray(weights(A, b.at[4].set(1e4))).sum() == memories.LARGEST_LEVEL
+    assert np.asarray(weights(A, b.at[0].set(1e4))).sum() == memories.LARGEST_SHARE
+
+
+@pytest.fixture(scope="module")
+def individuals():
+    """Thirty individuals with a level each, in random order."""
+    rng = np.random.default_rng(5)
+    who, x = rng.integers(0, 30, 400), rng.normal(size=400)
+    y = 3 * rng.normal(size=30)[who] + x + 0.3 * rng.normal(size=400)
+    return np.stack([x, who], 1).astype(np.float32), y.astype(np.float32)
+
+
+def run(made, data):
+    engine = opvi.running.Engine(made, 0, batch=20)
+    return engine, np.asarray(engine.feed(data).info.predicted.mean).ravel()
+
+
+@pytest.mark.slow
+def test_a_regressor_learns_the_levels_of_individuals(individuals):
+    X, y = individuals
+    with_, without = (opvi.regressor(2, hidden=(5,), particles=2, memory_rows=500, levels=on) for on in (True, False))
+    engine, said = run(with_, individuals)
+    _, plain = run(without, individuals)
+    error, before = (np.sqrt(np.mean((mean - y)[200:] ** 2)) for mean in (said, plain))
+    assert error < 0.65 * before
+    # A question is answered as the row is predicted before it is learnt, and learning returns to an empty memory.
+    ahead = np.asarray(engine.sampler.predict(engine.state, X[:20]).mean())
+    np.testing.assert_allclose(ahead, np.asarray(engine.feed((X[:20], y[:20])).info.predicted.mean).ravel(), atol=1e-4)
+    empty = memories.emptied(engine.state.memory, 500)
+    jax.tree.map(np.testing.assert_array_equal, empty, with_.init(jax.random.key(0)).memory)
+
+
+@pytest.mark.slow
+def test_measurements_are_predicted_as_without_levels(individuals):
+    rng = np.random.default_rng(6)
+    X = rng.normal(size=(300, 2)).astype(np.float32)
+    made = opvi.regressor(2, hidden=(5,), particles=2, memory_rows=500)
+    (_, said), (_, plain) = (run(dataclasses.replace(made, levels=on), (X, X[:, 0] ** 2)) for on in (True, False))
+    np.testing.assert_allclose(said, plain, atol=1e-5)
+
+
+def test_models_without_rows_and_wide_ones_have_no_levels():
+    assert opvi.regressor(64).levels
+    for made in (opvi.regressor(65), opvi.regressor(3, memory_rows=0), opvi.regressor(3, hidden=())):
+        assert not made.levels
