@@ -9,7 +9,6 @@ from typing import NamedTuple, TypeVar, cast
 import jax
 import jax.numpy as jnp
 import numpy as np
-import optax
 from jax.experimental.xla_metadata import set_xla_metadata
 from jax.lax import optimization_barrier
 from jax.scipy.special import logsumexp
@@ -168,6 +167,11 @@ class Clock(NamedTuple):
     seen_rows: Scalar
 
 
+def one_more(count: Array) -> Array:
+    """Return a count plus 1; the largest stays as it is."""
+    return jnp.minimum(count, jnp.iinfo(count.dtype).max - 1) + 1
+
+
 def tick(state: State, batch: Batch) -> Clock:
     """Count this round and its rows; a row of weight k counts as k rows, padding as none."""
     dtype = state.particles.dtype
@@ -175,7 +179,7 @@ def tick(state: State, batch: Batch) -> Clock:
     some = (batch.weight > 0).any().astype(jnp.int32)  # rows that weigh little are one row together
     here = jnp.maximum(jnp.minimum(jnp.round(total), LARGEST_BATCH).astype(jnp.int32), some)
     rows = state.rows + jnp.minimum(here, LARGEST_COUNT - state.rows)
-    round_ = optax.safe_increment(state.round)
+    round_ = one_more(state.round)
     batch_rows = jnp.where(total > 0, total, 1)  # a batch of padding alone must not divide by 0
     return Clock(round_, rows, round_.astype(dtype), batch_rows, jnp.maximum(rows.astype(dtype), batch_rows))
 

@@ -5,10 +5,11 @@ import threading
 from pathlib import Path
 
 import numpy as np
+import pyarrow as pa
 import pytest
 
 from opvi.adapters._tables import TableError, open_source
-from opvi.adapters._tables._writing import Writer, format_of
+from opvi.adapters._tables._writing import Writer, _array, format_of
 
 COLUMNS = {"row": np.arange(3), "mean": np.array([1.5, np.nan, -2.0], np.float32), "label": ["a", None, 'b"c']}
 
@@ -25,6 +26,31 @@ def test_what_is_written_is_read_back(tmp_path: Path, format: str) -> None:
     labels = [label for columns in rows for label in columns["label"].to_pylist()]
     assert labels == COLUMNS["label"] * 2
     assert sum(columns["mean"].null_count for columns in rows) == 2
+
+
+@pytest.mark.parametrize(
+    "values",
+    [
+        np.array([1.5, np.nan, -np.inf] * 7),
+        np.arange(12, dtype=np.float32)[::-3],
+        np.arange(9)[1::2],
+        np.arange(4, dtype=np.uint8),
+        np.zeros(0),
+        np.array([True, False]),
+        ["a", "", "é🙂", "nul\0"],
+        ["a", None],
+        [],
+        [1, 2],
+    ],
+    ids=str,
+)
+def test_arrays_made_from_bytes_are_those_that_arrow_would_make(values) -> None:
+    made = _array(values)
+    made.validate(full=True)
+    gaps = np.isnan(values) if isinstance(values, np.ndarray) and values.dtype.kind == "f" else None
+    expected = pa.array(values, mask=gaps) if len(values) else made
+    assert made.type == expected.type
+    assert made.equals(expected)
 
 
 @pytest.mark.parametrize("format", ["csv", "jsonl", "parquet"])

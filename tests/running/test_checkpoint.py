@@ -142,6 +142,14 @@ def test_what_does_not_fit_is_named_by_its_path(tmp_path, saved, like, says):
         opvi.load(path, like=like)
 
 
+def test_a_state_is_loaded_without_compiling(monkeypatch):
+    """`jnp.asarray` compiles a program for each shape: a sixth of a second before the first prediction of a run."""
+    monkeypatch.setattr(jnp, "asarray", lambda *_: pytest.fail("compiles"))
+    found = checkpoint.shaped({"a": np.arange(7.0, dtype=np.float32)}, {"a": jax.ShapeDtypeStruct((7,), np.float32)})
+    assert isinstance(found["a"], jax.Array)
+    np.testing.assert_array_equal(found["a"], np.arange(7))
+
+
 def test_numpy_arrays_may_have_grown(tmp_path):
     path = opvi.save(tmp_path / "state", {"alarms": np.arange(3)})
     assert len(opvi.load(path, like={"alarms": np.arange(0)})["alarms"]) == 3

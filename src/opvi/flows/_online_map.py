@@ -7,7 +7,6 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
-import optax
 
 from opvi._steps import StepInfo, TargetSampler, compiled, keep_if_finite, root_mean_square, tick, weigh
 from opvi.flows._optimizer import Optimizer, as_optimizer
@@ -98,6 +97,8 @@ class _Ball:
     radius: float
 
     def __call__(self, w: Array) -> Array:
+        import optax
+
         return optax.projections.projection_l2_ball(w, self.radius)
 
 
@@ -119,4 +120,6 @@ class _Box:
     upper: Bound
 
     def __call__(self, w: Array) -> Array:
+        import optax
+
         return optax.projections.projection_box(w, jnp.asarray(self.lower, w.dtype), jnp.asarray(self.upper, w.dtype))

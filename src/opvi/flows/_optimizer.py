@@ -2,9 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Protocol, runtime_checkable
-
-import optax
+from typing import Any, Protocol, runtime_checkable
 
 from opvi._steps import positive_step
 from opvi.types import Array, Schedule, Tree, at_round
@@ -23,7 +21,7 @@ class Optimizer(Protocol):
 
 @dataclass(frozen=True)
 class _Made:
-    make: Callable[..., optax.GradientTransformation]
+    make: Callable[..., Any]
     given: tuple[object, ...]
     named: tuple[tuple[str, object], ...]
 
@@ -34,7 +32,7 @@ class _Made:
         return self.make(*self.given, **dict(self.named)).update(updates, state, params)
 
 
-def optimizer(make: Callable[..., optax.GradientTransformation], *given: object, **named: object) -> Optimizer:
+def optimizer(make: Callable[..., Any], *given: object, **named: object) -> Optimizer:
     """An optax optimizer as a value: `optimizer(optax.adam, 0.01)`.
 
     Two of optax's own are never equal, so samplers made of them share no compiled program; with these they do.
@@ -61,4 +59,6 @@ def as_optimizer(step: Schedule | Optimizer) -> Optimizer:
     """Return an optimizer from a step size, a schedule of t = 1, 2, …, or an optimizer."""
     if isinstance(step, Optimizer):
         return step
+    import optax  # not loaded with opvi: most samplers never need it
+
     return optimizer(optax.sgd, _FromRoundOne(step) if callable(step) else positive_step(step))

@@ -4,7 +4,6 @@ from dataclasses import dataclass
 from typing import NamedTuple, Required, TypedDict, Unpack
 
 import jax.numpy as jnp
-import optax
 
 from opvi._steps import TargetSampler, compiled, keep_if_finite, root_mean_square, tick, weigh
 from opvi.flows import fields
@@ -189,6 +188,8 @@ def first_order(target: Target, *, peak: float = PEAK) -> ParVI:
         target: any target.
         peak: $\alpha$.
     """
+    import optax  # takes as long to load as half of JAX, and most samplers never need it
+
     steps = optimizer(optax.nadam, _Rate(float(peak)), b2=0.95)
     return opvi(target, step=steps, prior_weight=1.0, likelihood_scale=seen)
 

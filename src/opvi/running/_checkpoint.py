@@ -327,7 +327,7 @@ def _leaf(found: Any, like: Any, where: str) -> Any:
         fits = fits and found.dtype == like.dtype and found.ndim == like.ndim
         if not fits or (found.shape != like.shape and not isinstance(like, np.ndarray)):  # NumPy's may grow
             raise CheckpointError(f"{where} is {_kind(found)}, but {_kind(like)} is expected.")
-        return jnp.asarray(found) if on_device else found
+        return jax.device_put(found) if on_device else found  # nothing is compiled, as `jnp.asarray` would
     if not (isinstance(found, type(like)) or (isinstance(like, int | float) and isinstance(found, int | float))):
         raise CheckpointError(f"{where} is {_kind(found)}, but {_kind(like)} is expected.")
     return found

@@ -7,11 +7,10 @@ from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
-import optax
 from jax.scipy.special import logsumexp
 
 from opvi._forks import Unforked
-from opvi._steps import checked_count, compiled, mean_over, posterior_draws
+from opvi._steps import checked_count, compiled, mean_over, one_more, posterior_draws
 from opvi.filters._covariance import exactly
 from opvi.predictive import Predictive
 from opvi.types import Array, Batch, Key, Particles, Predicted, Sampler, Scalar, Start, State, Tree
@@ -114,7 +113,7 @@ class Bank(Unforked):
             Predicted(rows),
         )
         log_weights = jnp.where(good, log_weights, state.log_weights)
-        return BankState(states, log_weights, optax.safe_increment(state.round), infos[0].rows), info
+        return BankState(states, log_weights, one_more(state.round), infos[0].rows), info
 
     def predict(self, state: BankState, x: Tree) -> Predictive:
         """Return the mixture of the members' predictives at inputs x."""

@@ -8,11 +8,10 @@ from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
-import optax
 from jax.scipy.special import logsumexp
 
 from opvi._forks import Unforked
-from opvi._steps import LARGEST_COUNT, StepInfo, compiled, in_one_program, pieces
+from opvi._steps import LARGEST_COUNT, StepInfo, compiled, in_one_program, one_more, pieces
 from opvi.filters import LinearState, kfac, linear_ekf
 from opvi.filters._covariance import exactly
 from opvi.filters._kfac import KFAC, KFACState
@@ -156,7 +155,7 @@ class Classifier(Unforked):
         log_density = jnp.where(weight > 0, done.predicted.log_density * weight, 0).sum()
         drift = (done.drift * weight.sum(1)).sum() / jnp.maximum(total, 1e-30)
         seen = state.rows + jnp.minimum(here, LARGEST_COUNT - state.rows)
-        new = new._replace(round=optax.safe_increment(state.round), rows=seen)
+        new = new._replace(round=one_more(state.round), rows=seen)
         log_predictive = jnp.where(total > 0, log_density / jnp.maximum(total, 1e-30), jnp.nan)
         return new, ClassifierInfo(seen, log_predictive, drift, done.finite.all(), jnp.exp(new.log_weights), said)
 

@@ -117,6 +117,15 @@ class Writer:
 
 
 def _array(values: ArrayLike) -> pa.Array:
-    if isinstance(values, np.ndarray) and values.dtype.kind == "f":
-        return pa.array(values, mask=np.isnan(values))
+    """Return values as Arrow's, the usual ones from their bytes: `pa.array` would import pandas first."""
+    if isinstance(values, np.ndarray) and values.ndim == 1 and values.dtype.kind in "fiu":
+        there = None if values.dtype.kind != "f" else pa.py_buffer(np.packbits(~np.isnan(values), bitorder="little"))
+        kind = pa.from_numpy_dtype(values.dtype)
+        return pa.Array.from_buffers(kind, len(values), [there, pa.py_buffer(np.ascontiguousarray(values))])
+    if isinstance(values, list) and all(type(value) is str for value in values):
+        strings = [value.encode() for value in values]
+        ends = np.cumsum([0, *map(len, strings)])
+        if ends[-1] <= np.iinfo(np.int32).max:
+            parts = [None, pa.py_buffer(ends.astype(np.int32)), pa.py_buffer(b"".join(strings))]
+            return pa.Array.from_buffers(pa.string(), len(values), parts)
     return pa.array(values)
