@@ -169,7 +169,7 @@ class Alone:
             part[last] = leaf[0]
             if last:
                 part[:last] = row[place]
-        out = np.frombuffer(program(words), self._found)
+        out = np.frombuffer(np.asarray(program(words)), self._found)  # an array on a GPU is not a buffer
         fields.model[place] = out["0"][0]
         if last:
             waiting[place] = 0
