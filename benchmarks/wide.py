@@ -1,7 +1,7 @@
 """`opvi learn` on a wide CSV, on one core: seconds, peak memory and first figures. `python -m benchmarks.wide`.
 
 The command runs twice, each time in a process of its own: with an empty folder of compiled programs, and again with a
-full one.
+full one. Then the cost of a row and the memory of a model, with 20 and with 200 columns, as in `make bench`.
 """
 
 import argparse
@@ -16,6 +16,7 @@ from typing import Any
 
 import numpy as np
 
+from benchmarks import width
 from benchmarks.machine import machine
 
 COLUMNS, ROWS, SEED = 200, 12_000, 31
@@ -73,6 +74,8 @@ def main() -> None:
         for when in ("empty", "again"):
             found[when] = learnt(table, folder / when, min(os.sched_getaffinity(0)), folder / "programs")
             print(when, json.dumps(found[when]), flush=True)
+    found["model"] = {str(columns): width.alone(columns, min(os.sched_getaffinity(0))) for columns in width.LIMITS}
+    print(json.dumps(found["model"]))
     report = {"machine": machine("python -m benchmarks.wide"), "columns": COLUMNS, "rows": ROWS, "limits": LIMITS}
     (options.out / "wide.json").write_text(json.dumps({**report, "programs": found}, indent=1) + "\n")
 
