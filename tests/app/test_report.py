@@ -518,7 +518,7 @@ def test_waiting_requests_share_a_page_and_making_it_leaves_time_for_learning():
     assert 1 < len(made) <= 3  # a fifth of the time
 
 
-@pytest.mark.parametrize("count", [200, pytest.param(5000, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("count", [200, pytest.param(1500, marks=pytest.mark.slow)])
 def test_connections_are_bounded_and_the_page_is_there_afterwards(count, capfd):
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if hard != resource.RLIM_INFINITY and hard < count + 500:
