@@ -35,10 +35,9 @@ demo: .stamps/demo
 test: .stamps/test
 	$(BIN)/python -m pytest -n auto --dist loadfile -m "not slow and not docs and not spark"
 
-# Servers and killed processes are waited for: one worker more than there are cores. A worker without work takes over
-# half of another's.
+# A worker without work takes over half of another's.
 slow: .stamps/test
-	$(BIN)/python -m pytest -n $$(($$(getconf _NPROCESSORS_ONLN) + 1)) --dist worksteal -m "(slow or docs) and not spark"
+	$(BIN)/python -m pytest -n auto --dist worksteal -m "(slow or docs) and not spark"
 
 spark: .stamps/test .stamps/spark
 	$(BIN)/python -m pytest -m spark tests/adapters/test_spark.py
