@@ -1,10 +1,13 @@
 """Every Python block of the README and of the documentation's pages runs, in order, as a reader would run it."""
 
 import re
+from dataclasses import replace
 from pathlib import Path
 
 import jax
 import pytest
+
+import opvi
 
 ROOT = Path(__file__).parents[2]
 
@@ -21,8 +24,8 @@ PAGES += [f"docs/guides/{name}.md" for name in ("regression", "drift", "numpyro"
 SHORTER = {
     "ROWS, CHANGE = 4000, 2000": "ROWS, CHANGE = 600, 300",
     "BRANCHES, DAYS = 5, 120": "BRANCHES, DAYS = 5, 4",
-    "tracker = opvi.tracker(target)\n": "tracker = opvi.tracker(target, particles=10)\n",
-    "tracker = opvi.tracker(target, example=": "tracker = opvi.tracker(target, particles=10, example=",
+    "tracker = opvi.tracker(target": "tracker = quick_tracker(target",
+    "X, y = rows(4000)": "X, y = rows(200)",
     "X, y = measured(3000)": "X, y = measured(300)",
     "x = rng.normal(size=(2000, 2))": "x = rng.normal(size=(300, 2))",
     "(scaled[:200], labels[:200])": "(scaled[:60], labels[:60])",
@@ -32,6 +35,12 @@ SHORTER = {
     "opvi.stream((X[:1900], y[:1900]), batch_size=20)": "opvi.stream((X[:300], y[:300]), batch_size=20)",
     "opvi.stream((X[:600], labels[:600]), batch_size=20)": "opvi.stream((X[:200], labels[:200]), batch_size=20)",
 }
+
+
+def quick_tracker(target, **options):
+    """The tracker with few particles, which look at the curvature seldom."""
+    tracker = opvi.tracker(target, particles=10, **options)
+    return replace(tracker, pace=opvi.filters.Pace(looks=3))
 
 
 def test_shortened_pages_say_what_is_shortened():
@@ -71,7 +80,7 @@ def test_code_blocks_run(page, capsys, tmp_path, monkeypatch):
         text = text.replace(long, short)
     blocks = re.findall(r"^```python\n(.*?)^```", text, re.DOTALL | re.MULTILINE)
     assert blocks
-    names: dict = {}
+    names: dict = {"quick_tracker": quick_tracker}
     with jax.numpy_dtype_promotion("standard"), jax.numpy_rank_promotion("allow"):  # a reader has JAX's defaults
         for block in blocks:
             if "MCMC(" in block:  # another library's sampler, for comparison: it takes longer than the rest of its page
