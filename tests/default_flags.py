@@ -35,7 +35,7 @@ CASES = {
         LABELS,
     ),
     "regressor": (opvi.regressor(3, hidden=(), particles=N), NUMBERS),
-    "classifier": (opvi.classifier(3, 2, hidden=(4,), particles=4), LABELS),
+    "classifier": (opvi.classifier(3, 2, hidden=(4,), particles=4, half_life=30.0), LABELS),  # of each part one
 }
 
 CALLED = compiled(abs).__code__  # shared by all that `compiled` returns
