@@ -91,6 +91,7 @@ def test_a_river_model_far_from_0(rows):
         assert said.quantile(0.9) - FAR_Y == pytest.approx(other.quantile(0.9), abs=0.01)
 
 
+@pytest.mark.slow
 def test_a_run_far_from_0(rows, tmp_path):
     x, y = rows
     runs = []

@@ -58,6 +58,7 @@ def test_late_classes_are_learnt(table, whole, tmp_path):
     assert "9007199254740993" in (tmp_path / "page.html").read_text()
 
 
+@pytest.mark.slow
 def test_a_stopped_run_with_late_classes_ends_with_the_same_bits(table, whole, tmp_path, monkeypatch):
     """The model grows before the same batch, however the rows are cut."""
     monkeypatch.setattr(learner, "ROWS", 77)

@@ -80,6 +80,7 @@ def test_figures_are_of_the_target_itself(table, run):
     assert integrate.trapezoid(density, values) == pytest.approx(1, abs=2e-3)
 
 
+@pytest.mark.slow
 def test_predictions_are_positive(table, run):
     known = learnt(RunDirectory(run))
     assert main(["predict", str(run), str(table), "-o", str(run / "out.csv")]) == 0

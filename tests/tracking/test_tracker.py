@@ -37,6 +37,7 @@ def test_the_choice_and_its_reason(target, options, says):
     assert "\n" not in tracker.about
 
 
+@pytest.mark.slow
 def test_the_usual_window_takes_labels_of_any_kind():
     """No example was given, so a 0 or 1 may come as any kind of number, and a pair as a list; all learn the same."""
     rng = np.random.default_rng(0)

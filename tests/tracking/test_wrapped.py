@@ -48,9 +48,9 @@ def test_the_regressor_learns_the_same_bits_whatever_the_order():
     """Watched or not, and a sample kept or not: no bit of the particles differs; learning rows again is what counts."""
     remember = partial(opvi.remembering, memory_rows=50, example=EXAMPLE)
     keep = partial(opvi.remembering, memory_rows=20, again=0, example=EXAMPLE)
-    done = runs([(opvi.watched, remember), (remember, opvi.watched)], small(), drawn(300))
+    done = runs([(opvi.watched, remember), (remember, opvi.watched)], LINE, drawn(300))
     assert_same_particles(done)
-    without = runs([(), (opvi.watched, keep)], small(), drawn(300))
+    without = runs([(), (opvi.watched, keep)], LINE, drawn(300))
     assert_same_particles(without)
     assert not np.array_equal(done[0][0].particles, without[0][0].particles)
 
