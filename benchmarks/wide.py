@@ -61,23 +61,36 @@ def learnt(table: Path, run: Path, core: int, programs: Path) -> dict[str, Any]:
     }
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.wide", description=__doc__)
-    parser.add_argument("--out", type=Path, default=Path("bench-output"), help="folder for wide.json")
-    options = parser.parse_args()
-    options.out.mkdir(parents=True, exist_ok=True)
+def csv() -> dict[str, Any]:
+    """The command on the table, compiling and then with compiled programs."""
     found: dict[str, Any] = {}
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
-        table = folder / "wide.csv"
-        write(table, COLUMNS, ROWS)
+        write(folder / "wide.csv", COLUMNS, ROWS)
         for when in ("empty", "again"):
-            found[when] = learnt(table, folder / when, min(os.sched_getaffinity(0)), folder / "programs")
-            print(when, json.dumps(found[when]), flush=True)
-    found["model"] = {str(columns): width.alone(columns, min(os.sched_getaffinity(0))) for columns in width.LIMITS}
-    print(json.dumps(found["model"]))
-    report = {"machine": machine("python -m benchmarks.wide"), "columns": COLUMNS, "rows": ROWS, "limits": LIMITS}
-    (options.out / "wide.json").write_text(json.dumps({**report, "programs": found}, indent=1) + "\n")
+            core = min(os.sched_getaffinity(0))
+            found[when] = learnt(folder / "wide.csv", folder / when, core, folder / "programs")
+    return {"columns": COLUMNS, "rows": ROWS, "limits": LIMITS, "programs": found}
+
+
+def model() -> dict[str, Any]:
+    """The cost of a row and the memory of a model, by its columns."""
+    return {str(columns): width.alone(columns, min(os.sched_getaffinity(0))) for columns in width.LIMITS}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.wide", description=__doc__)
+    parser.add_argument("--out", type=Path, default=Path("bench-output"), help="folder for wide.json")
+    parser.add_argument("--only", choices=("csv", "model"), help="measure one part; the other stays as it is")
+    options = parser.parse_args()
+    options.out.mkdir(parents=True, exist_ok=True)
+    path = options.out / "wide.json"
+    report = json.loads(path.read_text()) if options.only and path.exists() else {}
+    for name, part in (("csv", csv), ("model", model)):
+        if options.only in (None, name):
+            report[name] = {"machine": machine("python -m benchmarks.wide"), **part()}
+            print(name, json.dumps(report[name]), flush=True)
+            path.write_text(json.dumps(report, indent=1) + "\n")
 
 
 if __name__ == "__main__":
