@@ -237,12 +237,17 @@ def particles(size: Size) -> Lines:
 def forgetting(size: Size) -> Lines:
     """Measure half-lives on stationary and moving data; None is determined online."""
     for half_life in (None, *HALF_LIVES):
-        small = Choice(lambda _, h=half_life: opvi.regressor(4, hidden=(20,), half_life=h))
+        yield from moving(size, half_life)
         lines = Choice(lambda _, h=half_life: opvi.classifier(8, 2, hidden=(), half_life=h))
-        for where, turn in TURNS.items():
-            yield f"regressor, {where}, {half_life}", measure(small, partial(size.moving, turn=turn))
         for where, shuffled in (("shuffled", True), ("in order", False)):
             yield f"classifier, {where}, {half_life}", measure(lines, partial(size.market, shuffled=shuffled))
+
+
+def moving(size: Size, half_life: float | None) -> Lines:
+    """Measure one half-life of the regressor."""
+    small = Choice(lambda _: opvi.regressor(4, hidden=(20,), half_life=half_life))
+    for where, turn in TURNS.items():
+        yield f"regressor, {where}, {half_life}", measure(small, partial(size.moving, turn=turn))
 
 
 PARTS: dict[str, Callable[[Size], Lines]] = {
@@ -272,6 +277,7 @@ def main() -> None:
     parser.add_argument(
         "--part", choices=PARTS, action="append", help="measure this again; all that are missing if not given"
     )
+    parser.add_argument("--online", action="store_true", help="measure only the regressor with half_life=None again")
     parser.add_argument("--smoke", action="store_true", help="tiny stand-in streams: does it run?")
     given = parser.parse_args()
     given.out.mkdir(parents=True, exist_ok=True)
@@ -279,17 +285,28 @@ def main() -> None:
     path = given.out / ("choose-smoke.json" if given.smoke else "choose.json")
     kept = json.loads(path.read_text()) if path.exists() else {"command": "python -m benchmarks.choose", "parts": {}}
     kept["settings"] = as_json(SETTINGS)
-    for name in given.part or [part for part in PARTS if part not in kept["parts"]]:
-        begun, lines = time.perf_counter(), {}
+    size = SMOKE if given.smoke else Size()
+    if given.online:
+        kept["parts"]["forgetting"]["lines"] |= _shown("forgetting", moving(size, None))
+    missing = () if given.online else [part for part in PARTS if part not in kept["parts"]]
+    for name in given.part or missing:
+        begun = time.perf_counter()
         about = machine("python -m benchmarks.choose")
-        for line, found in PARTS[name](SMOKE if given.smoke else Size()):
-            lines[line] = found
-            shown = {key: value["mean"] for key, value in found.items() if isinstance(value, dict) and "mean" in value}
-            cost = found.get("microseconds per row", math.nan)
-            print(f"{name:10s} {line:32s} {cost:9.1f} µs", as_json(shown), found.get("step", ""), flush=True)
+        lines = _shown(name, PARTS[name](size))
         kept["parts"][name] = as_json({"machine": about, "seconds": time.perf_counter() - begun, "lines": lines})
         path.write_text(json.dumps(kept, indent=1, ensure_ascii=False) + "\n")
     path.write_text(json.dumps(kept, indent=1, ensure_ascii=False) + "\n")
+
+
+def _shown(part: str, lines: Lines) -> dict[str, Any]:
+    """Return the lines of a part, each printed when it is measured."""
+    kept = {}
+    for line, found in lines:
+        kept[line] = as_json(found)
+        shown = {key: value["mean"] for key, value in found.items() if isinstance(value, dict) and "mean" in value}
+        cost = found.get("microseconds per row", math.nan)
+        print(f"{part:10s} {line:32s} {cost:9.1f} µs", as_json(shown), found.get("step", ""), flush=True)
+    return kept
 
 
 if __name__ == "__main__":

@@ -169,7 +169,7 @@ def decisions(parts: dict[str, Any]) -> str:
         ),
         (
             "data that drift",
-            "the same; where a regression moves fast, `half_life=250`; [`opvi.watched`](trackers.md) reports changes",
+            "the same, which forget as fast as the data move; [`opvi.watched`](trackers.md) reports changes",
             "the same",
             "[Forgetting](settings.md#forgetting); [beside River's models](guides/drift.md)",
         ),

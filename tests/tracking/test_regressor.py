@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 import opvi
 from opvi.tracking import _regressor_learning as learning
+from opvi.tracking import _regressor_units as units
 from opvi.tracking._scaling import Scale
 
 FEATURES = 3
@@ -250,7 +251,7 @@ def test_what_is_believed_does_not_depend_on_the_units_in_use():
     sampler = SMALL
     state, _ = opvi.run(sampler, opvi.stream((X, y), 20), KEY)
     mean, sd = state.scale
-    moved = learning.to_new_scale(sampler, state, Scale(mean + 0.5 * sd, sd * np.array([2, 0.5, 1.5, 3], np.float32)))
+    moved = units.to_new_scale(sampler, state, Scale(mean + 0.5 * sd, sd * np.array([2, 0.5, 1.5, 3], np.float32)))
 
     def believed(state):
         x = jnp.asarray(X[:50], jnp.float32)

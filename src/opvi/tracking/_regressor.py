@@ -80,8 +80,9 @@ class Regressor(Networks):
         count, size = self.blocks.order.shape
         used = self.particles * self.blocks.numbers * 4 / 1e6
         form = "full covariances" if count == 1 else f"covariances in {count} blocks of {size}"
-        known = self.half_life is not None
-        drift = f"half-life {self.half_life:g} rows" if known else "memories of 1,400 to 7,000 rows, weighted online"
+        drift = "memories of 1,400 to 7,000 rows, shorter while it drifts"
+        if self.half_life is not None:
+            drift = f"half-life {self.half_life:g} rows"
         return (
             f"regressor: {self.particles} Gauss–Newton particles {'-'.join(map(str, self.network.sizes))} with {form} "
             f"({self.network.dim} parameters: {used:.0f} of {self.budget / 1e6:.0f} MB); {drift}"
@@ -134,7 +135,7 @@ def regressor(
             core learns 1,000 rows per second at 20 columns and 300 at 200.
         particles: the number of networks; the groups of `default_settings` take turns.
         half_life: in rows; data older than that count half. With None the particles have memories of different
-            lengths, and the weights learn which to trust.
+            lengths, the weights learn which to trust, and all become shorter while errors repeat the latest moves.
         warm_up: this many rows at the start are learnt in pairs, on a scale that follows every batch: several times
             slower, and worth it while the model is far off.
         budget: bytes for all covariances. If the full matrices do not fit, they are cut into blocks.

@@ -16,10 +16,12 @@ from opvi.tracking import _gates as gates
 from opvi.tracking import _guard as guard
 from opvi.tracking import _layers as layers
 from opvi.tracking import _memory as memories
+from opvi.tracking import _pace as pacing
 from opvi.tracking import _scaling as scaling
 from opvi.tracking import _starting as starting
 from opvi.tracking._calibration import USUAL_ROWS, Combined, Scored
-from opvi.tracking._regressor_types import Networks, RegressorInfo, RegressorState, first_doubt, prior_variance
+from opvi.tracking._regressor_types import Networks, RegressorInfo, RegressorState, prior_variance
+from opvi.tracking._regressor_units import rescaled, standardised
 from opvi.tracking._scaling import Moments, Scale
 from opvi.types import Array, Batch, Key, Particles, Predicted, Scalar
 
@@ -27,10 +29,7 @@ LARGEST_GROWTH = 4.0  # forgetting never lets a variance exceed this many times 
 ERROR_ROUNDS = 20.0  # of the usual size, over which a particle's squared error is averaged
 PAIR = 5  # rows learnt at once; in so few steps as this, too, while warming up
 LARGEST_SURPRISE = 5.0  # standard deviations; an outlier teaches no more than this
-LARGEST_TARGET = 1e4  # standard deviations
 SCALE_MEMORY = 50_000.0  # rows
-SCALE_OFF = 0.25  # in deviations, or in their logarithm: the scale in use is out of date
-EARLY_SCALE_OFF = 0.03  # while warming up
 PARTIAL = 0.1  # what a row weighs in which values are missing
 
 
@@ -59,14 +58,19 @@ def _linearised(sampler: Networks, particles: Particles, kind: Array, past: Cova
     return Linearised(mean, jnp.maximum((JC * J).sum((1, 3)), 0), J, JC)
 
 
+def means(sampler: Networks, particles: Particles, z: Array) -> Array:
+    """Return what each particle predicts at standardised inputs z, `[n, B]`."""
+    each = jax.vmap(lambda w, kind: layers.outputs(sampler.network, w, kind, z)[0])
+    return each(particles, sampler.each("kind", z))
+
+
 def predicted(sampler: Networks, state: RegressorState, z: Array, x: Array) -> Combined:
     """Return one prediction from all particles, in their units; x are the inputs z as they came."""
-    means = jax.vmap(lambda w, kind: layers.outputs(sampler.network, w, kind, z)[0])
     few = calibration.trusted(state.calibration)
     past = state.past._replace(matrices=state.past.matrices[few])
     kind = sampler.each("kind", z)
     doubt = _linearised(sampler, state.particles[few], kind[few], past, z).variance
-    known, mean = state.calibration, means(state.particles, kind)
+    known, mean = state.calibration, means(sampler, state.particles, z)
     kept = sampler.remembered, sampler.half_life
     recalled = memories.recall(state.memory, state.scale, state.gates, z, known.error, *kept, x)
     return memories.combine(state.memory, recalled, known, mean, doubt, z)[1]
@@ -113,54 +117,6 @@ def absorb(
     largest = LARGEST_GROWTH * prior_variance(sampler, target)
     done = kalman.absorb(state.past, gain, move, forgetting, largest)
     return state._replace(particles=state.particles + sampler.blocks.scatter(done.move), past=done.past)
-
-
-# --- units that follow the stream ---------------------------------------------------------------
-
-
-def standardised(state: RegressorState, x: Array, y: Array) -> tuple[Array, Array]:
-    """Return x and y in the units of the networks, with useless columns faded."""
-    scale = state.scale
-    target = (y - scale.mean[-1]) / scaling.divisor(scale)[-1]
-    z = gates.through(state.gates, scaling.readable(Scale(scale.mean[:-1], scale.sd[:-1]), x))
-    return z, jnp.clip(target, -LARGEST_TARGET, LARGEST_TARGET)
-
-
-def to_new_scale(sampler: Networks, state: RegressorState, scale: Scale, now: Array | None = None) -> RegressorState:
-    """Return the same functions, errors and beliefs in new units; `now` holds current values of the columns."""
-    doubt = first_doubt(sampler, state) if sampler.hidden and now is not None else None
-    units = layers.between(state.scale, scale, doubt, now)
-    begins = (state.scale.sd == 0) & (scale.sd > 0) & (state.scaled_at >= scaling.TRUSTED_COUNT)
-    matrices = layers.covariances_in(sampler.network, sampler.blocks, units, state.past.matrices)
-    return state._replace(
-        particles=jax.vmap(lambda w: layers.re_express(sampler.network, units, w, begins[:-1]))(state.particles),
-        past=state.past._replace(matrices=matrices),
-        error=state.error * units.output_ratio**2,
-        calibration=calibration.rescale(state.calibration, units.output_ratio),
-        scale=scale,
-        scaled_at=state.moments.seen,
-    )
-
-
-def rescaled(
-    sampler: Networks, state: RegressorState, early: Array, may: Array, waits: Array, rows: tuple[Array, Array]
-) -> tuple[RegressorState, Array]:
-    """Return the state on the scale of its moments, if that is allowed and due, and whether it changed.
-
-    While the first rows wait nothing has been learnt, and the scale is simply theirs. `rows` are the latest ones.
-    """
-    x, weight = rows
-    now = (x * weight[:, None]).sum(0) / jnp.maximum(weight.sum(), 1e-30)
-    new, old = scaling.scale_of(state.moments), state.scale
-    tolerance = jnp.where(early, EARLY_SCALE_OFF, SCALE_OFF)
-    moved = jnp.abs(new.mean - old.mean) > tolerance * scaling.divisor(old)
-    grown = jnp.abs(jnp.log(scaling.divisor(new) / scaling.divisor(old))) > tolerance
-    off = ((new.sd > 0) & (moved | grown | (old.sd == 0))).any()
-    doubled = state.moments.seen >= 2 * state.scaled_at
-    due = may & (off | doubled)
-    scale = jax.tree.map(lambda a, b: jnp.where(waits, a, b), new, old)
-    state = state._replace(scale=scale)
-    return when(due, lambda s: to_new_scale(sampler, s, new, now), state), due
 
 
 # --- a batch ------------------------------------------------------------------------------------
@@ -216,6 +172,7 @@ def _jumped(
         particles=jnp.where(anew, state.begin, state.particles),
         past=state.past._replace(matrices=jnp.where(found.renew | anew, prior, state.past.matrices)),
         memory=memories.emptied(state.memory, sampler.remembered),
+        pace=pacing.without_trail(state.pace),
     )
 
 
@@ -288,6 +245,10 @@ def _learn_chunk(
         scored = jnp.where(begun, believed, 0)
         state = state._replace(gates=gates.update(state.gates, z, z * slope, target - plain.mean, scored))
     state = _learn_errors(state, seen.mean, one, scores, (depends, target, learnt), found.trust, begun)
+    if state.pace is not None:
+        paced = jnp.where(begun, believed, 0)
+        move = plain.mean - known.weights @ means(sampler, state.trail, z)
+        state = state._replace(pace=pacing.learn(state.pace, target - plain.mean, move, paced, known.error))
     state = when(found.jump | waits, lambda s: _jumped(sampler, s, found, (x, y, weight), seen.mean, waits), state)
     state = _moved(state._replace(surprised=found.surprised), odd, x, jnp.where(missing, weight[:, None], 0))
     before, whole = state.moments.seen, jnp.where(missing, state.scale.mean[None, :-1], x)
@@ -295,7 +256,7 @@ def _learn_chunk(
     old, new = starting.instead(waits, first, state.moments, new)
     moments = scaling.update(old, *new, SCALE_MEMORY)
     state = state._replace(moments=moments)
-    forgetting = sampler.each("forgetting", target) ** (weight.sum() / USUAL_ROWS)
+    forgetting = sampler.each("forgetting", target) ** (weight.sum() / USUAL_ROWS * pacing.faster(state.pace))
     early, particles = moments.seen <= sampler.warm_up, state.particles
     # Units change as often, however the rows come; a count that has reached its memory stands still.
     turned = jnp.floor(moments.seen / USUAL_ROWS) > jnp.floor(before / USUAL_ROWS)
@@ -304,6 +265,8 @@ def _learn_chunk(
     now = *standardised(state, x, y), weight * found.trust
     renew = renewed | found.jump if len(weight) <= PAIR else early | renewed | found.jump  # few rows are all first
     state = absorb(sampler, state, seen, now, forgetting, renew)
+    if state.pace is not None:
+        state = state._replace(trail=pacing.follow(state.trail, state.particles, state.pace, paced.sum()))
     state = state._replace(scaled_at=jnp.where(waits & first.enough, moments.seen, state.scaled_at))
     drift = jnp.full_like(y, root_mean_square(state.particles - particles))
     return state, jnp.stack([density, one.mean * unit + centre, level, drift], 1)
@@ -369,7 +332,7 @@ def relearn(sampler: Networks, key: Key, state: RegressorState, batch: Batch) ->
     def again(state: RegressorState, chunk: tuple[Array, ...]) -> tuple[RegressorState, None]:
         x, y, weight = chunk
         z, target = standardised(state, x, y)
-        forgetting = sampler.each("forgetting", z) ** (weight.sum() / USUAL_ROWS)
+        forgetting = sampler.each("forgetting", z) ** (weight.sum() / USUAL_ROWS * pacing.faster(state.pace))
         seen = linearise(sampler, state, z)
         return absorb(sampler, state, seen, (z, target, weight), forgetting, jnp.array(False)), None
 
@@ -396,4 +359,6 @@ def start(sampler: Networks, w: Particles) -> RegressorState:
         starting.nothing(sampler.features, dtype),
         w,
         jnp.zeros(sampler.features, dtype),
+        pacing.start(dtype) if sampler.half_life is None else None,
+        w if sampler.half_life is None else None,
     )

@@ -2,7 +2,7 @@ r"""The regressor's settings, its state, and what it reports."""
 
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -58,6 +58,8 @@ class RegressorState(NamedTuple):
     held: Array | float = 0.0  # [ROOM, F + 3]: the first rows, and their weights
     begin: Array | float = 0.0  # [n, d]: the particles before any row
     odd: Array | float = 0.0  # [F]: shares of the last few rows whose value is too far off to be one
+    pace: Any = 0.0  # [6]: how fast to forget, and why: `_pace.Pace`; None with a given half-life
+    trail: Any = 0.0  # [n, d]: a running mean of the particles, or None
 
 
 @dataclass(frozen=True)

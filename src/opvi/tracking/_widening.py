@@ -9,6 +9,7 @@ import numpy as np
 from opvi.filters._covariance import Blocks, within
 from opvi.filters._kfac import SMALL, WANDERING_DAMPING, KFACState
 from opvi.targets import MLP
+from opvi.tracking import _pace as pacing
 from opvi.tracking._class_memory import ClassMemory, Kept
 from opvi.tracking._classifier import ClassifierState
 from opvi.tracking._memory import Memory
@@ -69,6 +70,8 @@ def widened_regressor(old: RegressorState, fresh: RegressorState, hidden: tuple[
         held=_put(fresh.held, np.s_[:, np.r_[0:columns, wide : wide + 3]], old.held),
         odd=_put(fresh.odd, np.s_[:columns], old.odd),
         begin=_put(fresh.begin, np.s_[:, places], old.begin),
+        pace=pacing.without_trail(old.pace),
+        trail=fresh.trail,
     )
 
 

@@ -1,0 +1,64 @@
+r"""The units of a regressor's networks, which follow the stream."""
+
+import jax
+import jax.numpy as jnp
+
+from opvi.filters._covariance import when
+from opvi.tracking import _calibration as calibration
+from opvi.tracking import _gates as gates
+from opvi.tracking import _layers as layers
+from opvi.tracking import _scaling as scaling
+from opvi.tracking._regressor_types import Networks, RegressorState, first_doubt
+from opvi.tracking._scaling import Scale
+from opvi.types import Array
+
+LARGEST_TARGET = 1e4  # standard deviations
+SCALE_OFF = 0.25  # in deviations, or in their logarithm: the scale in use is out of date
+EARLY_SCALE_OFF = 0.03  # while warming up
+
+
+def standardised(state: RegressorState, x: Array, y: Array) -> tuple[Array, Array]:
+    """Return x and y in the units of the networks, with useless columns faded."""
+    scale = state.scale
+    target = (y - scale.mean[-1]) / scaling.divisor(scale)[-1]
+    z = gates.through(state.gates, scaling.readable(Scale(scale.mean[:-1], scale.sd[:-1]), x))
+    return z, jnp.clip(target, -LARGEST_TARGET, LARGEST_TARGET)
+
+
+def to_new_scale(sampler: Networks, state: RegressorState, scale: Scale, now: Array | None = None) -> RegressorState:
+    """Return the same functions, errors and beliefs in new units; `now` holds current values of the columns."""
+    doubt = first_doubt(sampler, state) if sampler.hidden and now is not None else None
+    units = layers.between(state.scale, scale, doubt, now)
+    begins = (state.scale.sd == 0) & (scale.sd > 0) & (state.scaled_at >= scaling.TRUSTED_COUNT)
+    matrices = layers.covariances_in(sampler.network, sampler.blocks, units, state.past.matrices)
+    express = jax.vmap(lambda w: layers.re_express(sampler.network, units, w, begins[:-1]))
+    return state._replace(
+        particles=express(state.particles),
+        trail=None if state.trail is None else express(state.trail),
+        past=state.past._replace(matrices=matrices),
+        error=state.error * units.output_ratio**2,
+        calibration=calibration.rescale(state.calibration, units.output_ratio),
+        scale=scale,
+        scaled_at=state.moments.seen,
+    )
+
+
+def rescaled(
+    sampler: Networks, state: RegressorState, early: Array, may: Array, waits: Array, rows: tuple[Array, Array]
+) -> tuple[RegressorState, Array]:
+    """Return the state on the scale of its moments, if that is allowed and due, and whether it changed.
+
+    While the first rows wait nothing has been learnt, and the scale is simply theirs. `rows` are the latest ones.
+    """
+    x, weight = rows
+    now = (x * weight[:, None]).sum(0) / jnp.maximum(weight.sum(), 1e-30)
+    new, old = scaling.scale_of(state.moments), state.scale
+    tolerance = jnp.where(early, EARLY_SCALE_OFF, SCALE_OFF)
+    moved = jnp.abs(new.mean - old.mean) > tolerance * scaling.divisor(old)
+    grown = jnp.abs(jnp.log(scaling.divisor(new) / scaling.divisor(old))) > tolerance
+    off = ((new.sd > 0) & (moved | grown | (old.sd == 0))).any()
+    doubled = state.moments.seen >= 2 * state.scaled_at
+    due = may & (off | doubled)
+    scale = jax.tree.map(lambda a, b: jnp.where(waits, a, b), new, old)
+    state = state._replace(scale=scale)
+    return when(due, lambda s: to_new_scale(sampler, s, new, now), state), due
