@@ -3,43 +3,47 @@ r"""Is it the posterior? What a tracker can say about itself from its particles 
 import math
 from typing import NamedTuple
 
-LARGEST_SHIFT = 0.15  # of a mean, in standard deviations
-LARGEST_RATIO = 1.15  # of two standard deviations, either way
+from opvi.filters._moves import TRAVELLED
+
 LARGEST_LOSS = 0.1  # of what surrogates missed, in standard deviations
 FEWEST = 0.1  # share of the particles: an effective number below is too small
 REFUSED = 0.2  # share of moves accepted: with less, nothing is known
 
 
 class Diagnosis(NamedTuple):
-    """How far particles are from what their sampler believes, and how far that is from the posterior."""
+    """How far draws can be trusted, and how far the particles are from them."""
 
     effective: float  # number of particles, by their weights
-    shift: float  # of a mean, the largest, in standard deviations: particles beside moves invariant for the belief
-    narrow: float  # the smallest standard deviation of the particles, as a share of that of the moves
+    shift: float  # of a mean, the largest, in standard deviations: particles beside draws
+    narrow: float  # the smallest standard deviation of the particles, as a share of that of the draws
     wide: float  # the largest
-    accepted: float  # share of the moves
+    accepted: float  # share of the moves that make draws of particles
+    remembered: float  # largest correlation between the particles that draws began at and where they are
+    most: float  # what chance may make of that correlation: above, draws are not independent of the particles
+    travelled: float  # largest change of a mean or spread in the second half of the moves, in standard errors
     lost: float  # what surrogates of rows gone may have moved a mean by, in standard deviations, the largest
     particles: int
     rows: int  # seen
     stored: int  # of them; the others are known by a surrogate
 
     def concerns(self) -> list[str]:
-        """Return what is wrong and what to do about it; nothing if the posterior can be trusted."""
+        """Return what is wrong with the draws and what to do about it; nothing if they can be trusted."""
         found = concerns_of_surrogates(self.lost, self.rows, self.stored)
         whole = self.stored >= self.rows
         nuts = f"use NUTS: the {self.rows:,} rows are all stored" if whole else "use NUTS"
-        if not math.isfinite(self.shift) or self.accepted < REFUSED:
+        if not math.isfinite(self.shift + self.remembered + self.travelled) or self.accepted < REFUSED:
             found.append(f"moves from the particles are refused, so that nothing is known about them: {nuts}.")
-        elif self.shift > LARGEST_SHIFT or self.narrow < 1 / LARGEST_RATIO or self.wide > LARGEST_RATIO:
+        elif self.remembered > self.most:
             found.append(
-                f"the particles' means are up to {self.shift:.2f} sd off and their sds {self.narrow:.2f} to "
-                f"{self.wide:.2f} of the posterior's: take `sampler.draws`, which moves them, or more than "
-                f"{self.particles} particles, or {nuts}."
+                f"draws have not forgotten the particles they began at (correlation {self.remembered:.2f}), and where "
+                f"those are off, so are the draws: write hierarchies non-centred, or {nuts}."
             )
-        if self.effective < FEWEST * self.particles:
-            more = 4 * self.particles
-            found.append(f"{self.effective:.0f} of {self.particles} particles carry the weight: take {more} particles.")
-        return found
+        elif self.travelled > TRAVELLED:
+            found.append(
+                f"draws have not arrived (a mean or spread still changes by {self.travelled:.1f} standard errors): "
+                f"write hierarchies non-centred, or {nuts}."
+            )
+        return found + concerns_of_weights(self.effective, self.particles)
 
     @property
     def right(self) -> bool:
@@ -56,3 +60,10 @@ def concerns_of_surrogates(lost: float, rows: int, stored: int) -> list[str]:
         f"{rows - stored:,} of {rows:,} rows are known by a surrogate, which may have moved a mean by {lost:.2f} sd: "
         f"store {wanted:,} rows, `opvi.sl_opvi(target, example=…, memory_rows={wanted})`."
     ]
+
+
+def concerns_of_weights(effective: float, particles: int) -> list[str]:
+    """Return concerns about particles that carry no weight."""
+    if effective >= FEWEST * particles:
+        return []
+    return [f"{effective:.0f} of {particles} particles carry the weight: take {4 * particles} particles."]

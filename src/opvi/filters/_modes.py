@@ -34,6 +34,13 @@ def modes(z: Particles) -> Array:
     return linked
 
 
+def large_modes(z: Particles) -> Array:
+    """Return which particles share a mode, `[n, n]`; those in modes of few particles count as one mode together."""
+    same = modes(z)
+    few = (same.sum(1) < KEPT * len(z)).astype(z.dtype)
+    return jnp.maximum(same, few[:, None] * few[None])
+
+
 class Weighed(NamedTuple):
     """Particles with weights."""
 

@@ -24,8 +24,9 @@ from opvi._steps import (
     tick,
 )
 from opvi.filters._covariance import exactly
-from opvi.filters._diagnosis import Diagnosis, concerns_of_surrogates
-from opvi.filters._moves import Moved, moved
+from opvi.filters._diagnosis import Diagnosis, concerns_of_surrogates, concerns_of_weights
+from opvi.filters._modes import large_modes
+from opvi.filters._moves import Moved, moved, remembered_limit
 from opvi.filters._surrogates import LARGEST_DEGREE, RIDGE, Polynomial, Surrogate, fit, frame, nothing
 from opvi.filters._whitening import Pace, Whitening, follow, some
 from opvi.flows.kernels import centred
@@ -40,7 +41,9 @@ AT_THE_START = 0.05  # share of `settled` that the first round must reach: what 
 CHAINS = 400  # of moves
 FIRST_MOVES = 60  # of draws, before the first is taken
 APART = 3  # moves between two draws of a chain
-LOOK_MOVES = 15  # of a diagnosis: as many before those that are looked at
+LOOK_CHAINS = 200  # of a diagnosis
+FIRST_LOOK, LOOK_MOVES = 40, 15  # its moves before those that are looked at, at least, and those
+FEWEST_CHAINS = 100  # of draws, however few are wanted: with fewer, nothing is known of what they remember
 POINTS = 32  # at which what a surrogate misses is measured
 BEYOND = 2.0  # times the largest squared distance of a particle: what surrogates are asked about at most
 
@@ -91,7 +94,6 @@ class SLOPVI(TargetSampler):
 
     @compiled
     @exactly
-    @exactly
     def step(self, key: Key, state: LinearisedState, batch: Batch) -> tuple[LinearisedState, StepInfo]:
         """Learn from a batch."""
         x, past, target, pace = state.particles, state.past, self.target, self.pace
@@ -141,7 +143,7 @@ class SLOPVI(TargetSampler):
     def draws(self, state: LinearisedState, key: Key, n: int) -> Particles:  # type: ignore[override]
         """Return n draws from the posterior: particles picked by weight, moved by a kernel that leaves it invariant."""
         count = checked_count(n)
-        chains = min(count, CHAINS)
+        chains = min(max(count, FEWEST_CHAINS), CHAINS)
         last = 1 << (-(-count // chains) - 1).bit_length()  # few programs, however many draws
         places = _moves(self, chains, FIRST_MOVES, APART * last, key, state).places[APART - 1 :: APART]
         return places.reshape(-1, places.shape[-1])[:count]
@@ -151,8 +153,9 @@ class SLOPVI(TargetSampler):
         return _diagnosis(self, as_key(key), state)
 
     def concerns(self, state: LinearisedState) -> list[str]:
-        """Return the concerns that can be found at no cost: those about rows represented by a surrogate."""
-        return concerns_of_surrogates(_lost(state), int(state.rows), _stored(state))
+        """Return the concerns that can be found at no cost: rows represented by a surrogate, particles of no weight."""
+        of_rows = concerns_of_surrogates(_lost(state), int(state.rows), _stored(state))
+        return of_rows + concerns_of_weights(_effective(state), len(state.particles))
 
 
 def sl_opvi(
@@ -203,7 +206,7 @@ def _moves(sampler: SLOPVI, chains: int, first: int, moves: int, key: Key, state
     """Return positions of chains that start at particles and move within what the sampler believes."""
     target, x = sampler.target, state.particles
     own = frame(x)
-    begin = dealt_by_weight(x, state.log_weights, jax.random.fold_in(key, 0), chains)
+    which = dealt_by_weight(jnp.arange(len(x)), state.log_weights, jax.random.fold_in(key, 0), chains)
     # A polynomial that stands for rows gone means nothing far from the particles it was fitted to.
     fitted = jnp.stack([(leaf != 0).any() for leaf in state.past[1:]]).any()
     far = jnp.where(fitted, BEYOND * (own.into(x) ** 2).sum(1).max(), jnp.inf)
@@ -214,20 +217,44 @@ def _moves(sampler: SLOPVI, chains: int, first: int, moves: int, key: Key, state
             total += jnp.where(state.weight > 0, _likelihood(target, v, state.kept), 0) @ state.weight
         return jnp.where((own.into(v) ** 2).sum() <= far, total, -jnp.inf)
 
-    return moved(jax.random.fold_in(key, 1), log_density, begin, own, first, moves)
+    same = large_modes(own.into(x))[which][:, which]
+    return moved(
+        jax.random.fold_in(key, 1), log_density, x[which], own, first, moves, same / same.sum(1, keepdims=True)
+    )
 
 
 def _diagnosis(sampler: SLOPVI, key: Key, state: LinearisedState) -> Diagnosis:
-    there = _moves(sampler, CHAINS // 2, LOOK_MOVES, LOOK_MOVES, key, state)
+    there = _moves(sampler, LOOK_CHAINS, FIRST_LOOK, LOOK_MOVES, key, state)
     places = np.asarray(there.places, float).reshape(-1, sampler.target.dim)
-    x, w = np.asarray(state.particles, float), np.exp(np.asarray(state.log_weights, float))
-    w = w / w.sum()
+    x, w = np.asarray(state.particles, float), _weights(state)
     mean = w @ x
     ratio = np.sqrt(w @ (x - mean) ** 2) / places.std(0)
     shift = (np.abs(places.mean(0) - mean) / places.std(0)).max()
-    effective, accepted = float(1 / (w**2).sum()), float(there.accepted)
-    sizes = float(shift), float(ratio.min()), float(ratio.max())
-    return Diagnosis(effective, *sizes, accepted, _lost(state), len(w), int(state.rows), _stored(state))
+    return Diagnosis(
+        effective=_effective(state),
+        shift=float(shift),
+        narrow=float(ratio.min()),
+        wide=float(ratio.max()),
+        accepted=float(there.accepted),
+        remembered=float(there.remembered),
+        most=remembered_limit(LOOK_CHAINS),
+        travelled=float(there.travelled),
+        lost=_lost(state),
+        particles=len(w),
+        rows=int(state.rows),
+        stored=_stored(state),
+    )
+
+
+def _weights(state: LinearisedState) -> np.ndarray:
+    """Return the particles' weights, which sum to 1."""
+    w = np.exp(np.asarray(state.log_weights, float))
+    return w / w.sum()
+
+
+def _effective(state: LinearisedState) -> float:
+    """Return the number of particles, by their weights."""
+    return float(1 / (_weights(state) ** 2).sum())
 
 
 def _lost(state: LinearisedState) -> float:
