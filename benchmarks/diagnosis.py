@@ -1,7 +1,8 @@
 """Does a tracker know when it is wrong? `python -m benchmarks.diagnosis --out docs/results`.
 
 Models with 2 to 46 parameters, tracked with and without stored rows, with enough particles and too few, beside runs
-of NUTS on all rows at once. The thresholds of `opvi.filters.Diagnosis` were set on seed 0; other seeds are reported.
+of NUTS on all rows at once. The limits of `opvi.filters.Diagnosis` were set on seeds 0 (surrogates) and 10, 11 of
+`benchmarks.numpyro_models` (draws); other seeds are reported.
 """
 
 import argparse
@@ -20,10 +21,11 @@ from numpyro.diagnostics import gelman_rubin
 from numpyro.infer import MCMC, NUTS
 
 import opvi
+from benchmarks.measures import pareto_k, separation, stein_discrepancy, uneven
 from benchmarks.stamp import stamp
 
 COMMAND = "python -m benchmarks.diagnosis --out docs/results --seeds"
-SOURCES = "src/opvi/filters", "benchmarks/diagnosis.py"
+SOURCES = "src/opvi/filters", "benchmarks/diagnosis.py", "benchmarks/measures.py"
 GOOD, BAD = (0.1, 0.1), (0.2, 0.2)  # a mean off by so many sds, an sd off by this share: at most, at least
 CHAINS, WARM_UP, SAMPLES = 4, 500, 1500
 DRAWS = 2000
@@ -233,37 +235,94 @@ def verdict(found: dict[str, float]) -> str:
     return "good" if mean <= GOOD[0] and share <= GOOD[1] else "between"
 
 
-def trial(case: Case, seed: int, truths: dict) -> dict:
-    """Track, measure against NUTS, and ask the tracker."""
-    target, rows = case.model(seed)
-    if (case.model, seed) not in truths:
-        truths[case.model, seed] = nuts(target, rows, seed)
-    truth, r_hat = truths[case.model, seed]
-    sampler = opvi.sl_opvi(target, example=rows, memory_rows=case.stored)
+PREDICTED = {  # distribution functions of rows, where one is easily written down
+    "conjugate regression": lambda v, rows: norm.cdf(rows[1], rows[0] @ v, 0.7),
+    "mean and scale": lambda v, y: norm.cdf(y, v[0], jnp.exp(v[1])),
+    "ten slopes": lambda v, rows: norm.cdf(rows[1], rows[0] @ v, 0.7),
+    "groups, a funnel": lambda v, rows: norm.cdf(rows[1], v[2:][rows[0]], 2.0),
+    "groups": lambda v, rows: norm.cdf(rows[1], (v[0] + jnp.exp(v[1]) * v[2:])[rows[0]], 2.0),
+    "horseshoe": lambda v, rows: norm.cdf(rows[1], rows[0] @ (v[:10] * jnp.exp(v[10:20] + v[20])), 1.0),
+}
+
+
+def others(name: str, case: Case, target: opvi.Target, rows: object, draws: np.ndarray) -> dict[str, float]:
+    """Return what other measures say: weights without the last batch, Stein's discrepancy, predictions of rows."""
+    rows, some = jax.tree.map(jnp.asarray, rows), jnp.asarray(draws, jnp.float32)
+    last = jax.tree.map(lambda a: a[-case.batch :], rows)
+    found = {
+        "Pareto k": pareto_k(-np.asarray(jax.vmap(lambda v: target.log_likelihood(v, last).sum())(some), float)),
+        "Stein": stein_discrepancy(lambda v: target.log_prior(v) + target.log_likelihood(v, rows).sum(), draws),
+    }
+    for start, cdf in PREDICTED.items():
+        if name.startswith(start):
+            pit = np.asarray(jax.vmap(lambda v, cdf=cdf: cdf(v, rows))(some[::4]), float)
+            return {**found, "PIT": uneven(pit.mean(0))}
+    return found
+
+
+def cost(sampler: opvi.Sampler, state: object, rows: object, case: Case, seed: int) -> dict[str, float]:
+    """Return the processor seconds of a step and of a diagnosis, without compilation."""
+    stream = list(opvi.stream(rows, case.batch))
     begun = time.process_time()
+    opvi.run(sampler, stream, seed + 100, particles=case.particles)
+    learning = time.process_time() - begun
+    begun = time.process_time()
+    sampler.diagnosis(state)  # type: ignore[attr-defined]
+    return {"a step": learning / len(stream), "a diagnosis": time.process_time() - begun}
+
+
+def trial(name: str, seed: int, truths: dict) -> dict:
+    """Track, measure against NUTS, and ask the tracker."""
+    case = CASES[name]
+    target, rows = case.model(seed)
+    exact, of = (groups(seed)[0], "groups") if name == "groups, a funnel" else (target, case.model)
+    if (of, seed) not in truths:
+        truths[of, seed] = nuts(exact, rows, seed)
+    truth, r_hat = truths[of, seed]
+    if exact is not target:  # NUTS, too, is slow to explore a funnel
+        truth = np.concatenate([truth[:, :2], truth[:, :1] + np.exp(truth[:, 1:2]) * truth[:, 2:]], 1)
+    sampler = opvi.sl_opvi(target, example=rows, memory_rows=case.stored)
     try:
         state, _ = opvi.run(sampler, opvi.stream(rows, case.batch), seed, particles=case.particles)
     except opvi.DivergedError:
-        return {"stopped": True, "particles": {}, "verdict": "bad", "flagged": True, "R-hat of NUTS": r_hat}
-    learning = time.process_time() - begun
-    w = np.exp(np.asarray(state.log_weights, float))
-    x = np.asarray(state.particles, float)
+        return {"stopped": True, "verdict": "bad", "flagged": True, "R-hat of NUTS": r_hat}
+    w, x = np.exp(np.asarray(state.log_weights, float)), np.asarray(state.particles, float)
     mean = w @ x
     draws = np.asarray(sampler.draws(state, jax.random.key(seed), DRAWS), float)
     said = sampler.diagnosis(state)
-    begun = time.process_time()
-    sampler.diagnosis(state)
-    asking = time.process_time() - begun
-    particles = errors(mean, np.sqrt(w @ (x - mean) ** 2), truth)
+    of_draws = errors(draws.mean(0), draws.std(0), truth)
     return {
-        "particles": particles,
-        "draws": errors(draws.mean(0), draws.std(0), truth),
-        "verdict": verdict(particles),
-        "verdict on draws": verdict(errors(draws.mean(0), draws.std(0), truth)),
+        "draws": of_draws,
+        "particles": errors(mean, np.sqrt(w @ (x - mean) ** 2), truth),
+        "verdict": verdict(of_draws),
         "flagged": not said.right,
         "diagnosis": said._asdict(),
-        "seconds": {"learning, compilation included": learning, "a diagnosis": asking},
+        "other measures": others(name, case, target, rows, draws),
+        "seconds": cost(sampler, state, rows, case, seed),
         "R-hat of NUTS": r_hat,
+    }
+
+
+def summary(done: dict[str, dict]) -> dict[str, dict]:
+    """Return how many good and bad cases were flagged, what other measures say of them, and what a diagnosis costs."""
+    trials = [one for case in done.values() for one in case.values()]
+    kinds = {kind: [one for one in trials if one["verdict"] == kind] for kind in ("good", "bad")}
+    share = [one["seconds"]["a diagnosis"] / one["seconds"]["a step"] for one in trials if "seconds" in one]
+
+    def values(kind: str, measure: str) -> list[float]:
+        found = [one["other measures"].get(measure, math.nan) for one in kinds[kind] if "other measures" in one]
+        return [value for value in found if not math.isnan(value)]
+
+    return {
+        "flags": {
+            kind: {"count": len(found), "flagged": sum(one["flagged"] for one in found)}
+            for kind, found in kinds.items()
+        },
+        "share of pairs in which the bad case has the larger value": {
+            measure: separation(values("good", measure), values("bad", measure))
+            for measure in ("Pareto k", "Stein", "PIT")
+        },
+        "steps that a diagnosis takes": {"median": float(np.median(share)), "most": float(max(share))} if share else {},
     }
 
 
@@ -282,13 +341,10 @@ def main() -> None:
         for name in options.cases:
             if str(seed) in done.get(name, {}):
                 continue
-            done.setdefault(name, {})[str(seed)] = trial(CASES[name], seed, truths)
+            done.setdefault(name, {})[str(seed)] = trial(name, seed, truths)
             print(seed, name, done[name][str(seed)], flush=True)
-            trials = [one for case in done.values() for one in case.values()]
-            flags = {kind: [one["flagged"] for one in trials if one["verdict"] == kind] for kind in ("good", "bad")}
-            counts = {kind: {"count": len(flag), "flagged": sum(flag)} for kind, flag in flags.items()}
             command = f"{COMMAND} {' '.join(map(str, options.seeds))}"
-            results = {"good at most": GOOD, "bad at least": BAD, "flags": counts, "cases": done}
+            results = {"good at most": GOOD, "bad at least": BAD, **summary(done), "cases": done}
             file.write_text(
                 json.dumps({"command": command, "sources": stamp(*SOURCES), "results": results}, indent=1) + "\n"
             )

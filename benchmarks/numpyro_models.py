@@ -286,6 +286,7 @@ def trial(name: str, batch: int, seed: int, exact: Moments) -> dict:
         **errors(ours, exact),
         "flagged": not said.right,
         "remembered": said.remembered,
+        "off": said.off,
         "lost": said.lost,
         "seconds": seconds,
     }

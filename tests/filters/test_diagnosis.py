@@ -72,13 +72,14 @@ def test_rows_that_leave_are_reported_where_a_polynomial_does_not_hold_them():
 
 
 def test_concerns_name_a_remedy():
-    good = Diagnosis(100, 0.02, 0.98, 1.03, 0.8, 0.1, 0.3, 2.0, 0.0, 100, 300, 300)
+    good = Diagnosis(100, 0.02, 0.98, 1.03, 0.8, 0.1, 0.3, 0.01, 2.0, 0.0, 100, 300, 300)
     assert good.right
     assert good._replace(shift=1.0, wide=2.0).right  # particles far off, draws that have left them
     assert "store 3,000 rows" in good._replace(rows=2400, lost=0.4).concerns()[0]
     assert "use NUTS: the 300 rows are all stored" in good._replace(remembered=0.5).concerns()[0]
     assert "moves from the particles are refused" in good._replace(shift=float("nan")).concerns()[0]
     assert "all stored" not in good._replace(remembered=0.5, rows=900).concerns()[0]
+    assert "off by 0.20 sd or more" in good._replace(off=0.2).concerns()[0]
     assert "still changes by 5.0 standard errors" in good._replace(travelled=5.0).concerns()[0]
     assert "9 of 100 particles carry the weight" in good._replace(effective=9.0).concerns()[0]
 
@@ -107,17 +108,36 @@ def test_chains_that_have_not_arrived_are_flagged(monkeypatch, wide):
     assert any(("have not forgotten" if wide else "have not arrived") in concern for concern in said.concerns())
 
 
+def correlation(then, now, same):
+    return float(_moves.correlations(then, now, same).max())
+
+
 def test_what_chains_remember_counts_within_modes_and_in_squares():
     n = 200
     one, two = RNG.normal(size=(2, n, 2)).astype(np.float32)
     same = np.full((n, n), 1 / n, np.float32)
-    assert _moves.memory(one, two, same) < remembered_limit(n)
-    assert _moves.memory(one, 0.9 * one + 0.4 * two, same) > 0.8
-    assert _moves.memory(one, np.abs(one) * np.sign(two), same) > 0.8  # the mean is forgotten, the spread is not
+    assert correlation(one, two, same) < remembered_limit(n)
+    assert correlation(one, 0.9 * one + 0.4 * two, same) > 0.8
+    assert correlation(one, np.abs(one) * np.sign(two), same) > 0.8  # the mean is forgotten, the spread is not
     side = np.repeat([-5, 5], n // 2)[:, None].astype(np.float32)
-    assert _moves.memory(one + side, two + side, same) > 0.8
+    assert correlation(one + side, two + side, same) > 0.8
     halves = 2 / n * (side == side.T)
-    assert _moves.memory(one + side, two + side, halves.astype(np.float32)) < remembered_limit(n)
+    assert correlation(one + side, two + side, halves.astype(np.float32)) < remembered_limit(n)
+
+
+def test_what_is_left_of_errors():
+    """With half of the start's deviations left, what is still to come is as much as what has come."""
+    n = 1000
+    start, noise = RNG.normal(size=(2, n, 1)).astype(np.float32)
+    now, same = start / 2 + np.sqrt(0.75, dtype=np.float32) * noise, np.full((n, n), 1 / n, np.float32)
+    half = np.float32(0.5)
+    found = _moves.arrived(start + 2 * half, start, now + half, same)
+    assert abs(found.remembered - 0.5) < 0.1
+    assert abs(found.off - 0.5) < 0.2
+    assert found.travelled > 4
+    forgotten = _moves.arrived(start + 2 * half, now, noise, same)
+    assert forgotten.off < 0.05
+    assert forgotten.travelled < 4
 
 
 def test_modes_of_few_particles_count_as_one():

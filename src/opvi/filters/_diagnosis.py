@@ -3,7 +3,7 @@ r"""Is it the posterior? What a tracker can say about itself from its particles 
 import math
 from typing import NamedTuple
 
-from opvi.filters._moves import TRAVELLED
+from opvi.filters._moves import LARGEST_OFF, TRAVELLED
 
 LARGEST_LOSS = 0.1  # of what surrogates missed, in standard deviations
 FEWEST = 0.1  # share of the particles: an effective number below is too small
@@ -20,6 +20,7 @@ class Diagnosis(NamedTuple):
     accepted: float  # share of the moves that make draws of particles
     remembered: float  # largest correlation between the particles that draws began at and where they are
     most: float  # what chance may make of that correlation: above, draws are not independent of the particles
+    off: float  # what that leaves of the particles' errors in a mean or sd of the draws, in standard deviations
     travelled: float  # largest change of a mean or spread in the second half of the moves, in standard errors
     lost: float  # what surrogates of rows gone may have moved a mean by, in standard deviations, the largest
     particles: int
@@ -33,10 +34,10 @@ class Diagnosis(NamedTuple):
         nuts = f"use NUTS: the {self.rows:,} rows are all stored" if whole else "use NUTS"
         if not math.isfinite(self.shift + self.remembered + self.travelled) or self.accepted < REFUSED:
             found.append(f"moves from the particles are refused, so that nothing is known about them: {nuts}.")
-        elif self.remembered > self.most:
+        elif self.remembered > self.most or self.off > LARGEST_OFF:
             found.append(
-                f"draws have not forgotten the particles they began at (correlation {self.remembered:.2f}), and where "
-                f"those are off, so are the draws: write hierarchies non-centred, or {nuts}."
+                f"draws have not forgotten the particles they began at (correlation {self.remembered:.2f}), and a mean "
+                f"or sd may be off by {self.off:.2f} sd or more: write hierarchies non-centred, or {nuts}."
             )
         elif self.travelled > TRAVELLED:
             found.append(

@@ -18,10 +18,21 @@ SHORTEST = 0.1  # share of the step that a trajectory takes at least: narrow pla
 
 LONG_LEAPS, LONG_SHORTEST = 64, 0.003  # the same for chains that have not forgotten where they began
 LONG_MOVES = 20  # between two looks at what chains remember
-MOST_LOOKS = 8  # then draws are taken, and the diagnosis reports what they remember
+MOST_LOOKS = 16  # then draws are taken, and the diagnosis reports what they remember
 REMEMBERED, NOISE = 0.1, 3.0  # a + b/√chains: correlations above this are memory
+CHANCE = 1.5  # of a correlation, in its standard errors: what is taken off before it counts
+LARGEST_OFF = 0.08  # of a mean or standard deviation, in standard deviations
 TRAVELLED = 4.0  # standard errors: larger changes are not chance
+LARGEST_CORRELATION = 0.95
 FARTHEST = 4.0  # standard deviations: those beyond count as this far
+
+
+class Arrival(NamedTuple):
+    """What says that chains have arrived where they should be, or not."""
+
+    remembered: Scalar  # largest correlation between where chains began and where they are
+    off: Scalar  # what that leaves of the largest difference of a mean or standard deviation to where they began
+    travelled: Scalar  # largest change of a mean or spread since half-way, in its standard errors
 
 
 class Moved(NamedTuple):
@@ -29,8 +40,7 @@ class Moved(NamedTuple):
 
     places: Array  # [moves, n, d]
     accepted: Scalar  # share of the trajectories
-    remembered: Scalar  # largest correlation between where chains began and where the places begin
-    travelled: Scalar  # largest change of a mean or spread since half-way, in its standard errors
+    arrival: Arrival  # when the first place was taken
     looks: Array  # the number of times that `LONG_MOVES` long trajectories were added
 
 
@@ -47,8 +57,7 @@ class _Progress(NamedTuple):
     moves: Array  # made so far
     due: Array  # moves after which to look at what chains remember
     looks: Array  # long ones
-    remembered: Scalar
-    travelled: Scalar
+    arrival: Arrival
     accepted: Scalar  # summed over the places taken
     taken: Array
     places: Array
@@ -110,14 +119,8 @@ def moved(
         chains, chance = move(at.chains, at.moves, at.looks > 0)
         made = at.moves + 1
         look = made == at.due
-        remembered, travelled = jax.lax.cond(
-            look,
-            lambda u: (memory(start, u, same), travel(at.middle, u)),
-            lambda _: (at.remembered, at.travelled),
-            chains.u,
-        )
-        unsettled = (remembered > remembered_limit(n)) | (travelled > TRAVELLED)
-        more = look & unsettled & (at.looks < MOST_LOOKS)
+        arrival = jax.lax.cond(look, lambda u: arrived(start, at.middle, u, same), lambda _: at.arrival, chains.u)
+        more = look & _unsettled(arrival, n) & (at.looks < MOST_LOOKS)
         half = (made == first // 2) | look & (at.looks & (at.looks - 1) == 0)  # look 0, 1, 2, 4, …
         # What is written before chains are ready is written over by the first place that counts.
         places = jax.lax.dynamic_update_index_in_dim(at.places, chains.u, at.taken, 0)
@@ -127,8 +130,7 @@ def moved(
             made,
             jnp.where(more, at.due + LONG_MOVES, at.due),
             at.looks + more.astype(jnp.int32),
-            remembered,
-            travelled,
+            arrival,
             at.accepted + jnp.where(ready, chance, 0),
             at.taken + ready.astype(jnp.int32),
             places,
@@ -136,11 +138,10 @@ def moved(
 
     zero, none = jnp.zeros((), x.dtype), jnp.zeros((), jnp.int32)
     chains = _Chains(start, *value_and_grad(start), jnp.asarray(STEP * d**-0.25, x.dtype))
-    begin = _Progress(
-        chains, start, none, none + first, none, zero, zero, zero, none, jnp.zeros((moves, n, d), x.dtype)
-    )
+    places = jnp.zeros((moves, n, d), x.dtype)
+    begin = _Progress(chains, start, none, none + first, none, Arrival(zero, zero, zero), zero, none, places)
     end = jax.lax.while_loop(lambda at: at.taken < moves, body, begin)
-    return Moved(jax.vmap(own.out)(end.places), end.accepted / moves, end.remembered, end.travelled, end.looks)
+    return Moved(jax.vmap(own.out)(end.places), end.accepted / moves, end.arrival, end.looks)
 
 
 def remembered_limit(chains: int) -> float:
@@ -148,38 +149,53 @@ def remembered_limit(chains: int) -> float:
     return REMEMBERED + NOISE / math.sqrt(chains)
 
 
+def _unsettled(arrival: Arrival, chains: int) -> Array:
+    remembers = (arrival.remembered > remembered_limit(chains)) | (arrival.off > LARGEST_OFF)
+    return remembers | (arrival.travelled > TRAVELLED)
+
+
+def arrived(start: Array, middle: Array, now: Array, same: Array) -> Arrival:
+    r"""Return whether chains have arrived, judged by means over chains of coordinates u and of their squares.
+
+    With correlation $\rho$ between the start and now, $\rho / (1 - \rho)$ of the change since the start is still to
+    come, if errors fall as correlations do. Chains that began too close together have nothing to remember, but may
+    still be on their way: hence the change since half-way.
+
+    Args:
+        start: where chains began, `[n, d]`.
+        middle: where they were half-way.
+        now: where they are.
+        same: weights `[n, n]` with which the chains of a mode are averaged.
+    """
+    n, d = now.shape
+    mean, sd = now.mean(0, keepdims=True), now.std(0, keepdims=True) + jnp.finfo(now.dtype).tiny ** 0.5
+    began, were, are = (_features((u - mean) / sd) for u in (start, middle, now))
+    rho = correlations(start, now, same)
+    left = jnp.maximum(rho - CHANCE / math.sqrt(n), 0)
+    left = left / (1 - jnp.minimum(left, LARGEST_CORRELATION))
+    scale = jnp.repeat(jnp.array([1, 0.5], now.dtype), d)  # half the change of a variance is that of the sd
+    change = are - were
+    error = jnp.maximum(change.std(0) / math.sqrt(n), jnp.finfo(now.dtype).tiny ** 0.5)
+    return Arrival(
+        rho.max(),
+        (left * scale * jnp.abs((are - began).mean(0))).max(),
+        (jnp.abs(change.mean(0)) / error).max(),
+    )
+
+
 @exactly
-def memory(then: Array, now: Array, same: Array) -> Scalar:
-    """Return the largest correlation, over chains, between where they were and where they are.
+def correlations(then: Array, now: Array, same: Array) -> Array:
+    """Return correlations of coordinates and of squares over chains, `[2d]`; within modes, as chains may stay there."""
 
-    Correlations of coordinates and of their squares, within modes: chains need not leave the mode they began in.
-    """
+    def standard(u: Array) -> Array:
+        u = u - same @ u
+        return u / jnp.maximum(jnp.sqrt((u**2).mean(0, keepdims=True)), jnp.finfo(u.dtype).tiny ** 0.5)
 
-    def features(u: Array) -> Array:
-        u = _standard(u - same @ u)
-        u = jnp.concatenate([u, u**2], 1)
-        return _standard(u - same @ u)
-
-    return (features(then) * features(now)).mean(0).max()
+    one, two = (standard(_features(standard(u))) for u in (then, now))
+    return (one * two).mean(0)
 
 
-def travel(then: Array, now: Array) -> Scalar:
-    """Return the largest change, over coordinates and their squares, of the mean over chains, in standard errors.
-
-    Chains that began too close together have nothing to remember, but may still be on their way.
-    """
-    mean, sd = now.mean(0, keepdims=True), now.std(0, keepdims=True) + jnp.finfo(now.dtype).tiny
-
-    def features(u: Array) -> Array:
-        u = ((u - mean) / sd).clip(-FARTHEST, FARTHEST)
-        return jnp.concatenate([u, u**2], 1)
-
-    change = features(now) - features(then)
-    error = change.std(0) / math.sqrt(len(now))
-    return (jnp.abs(change.mean(0)) / jnp.maximum(error, jnp.finfo(now.dtype).tiny ** 0.5)).max()
-
-
-def _standard(u: Array) -> Array:
-    """Return coordinates with mean 0 divided by their standard deviations; those far out are moved in."""
-    sd = jnp.sqrt((u**2).mean(0, keepdims=True))
-    return (u / jnp.maximum(sd, jnp.finfo(u.dtype).tiny ** 0.5)).clip(-FARTHEST, FARTHEST)
+def _features(u: Array) -> Array:
+    """Return standardised coordinates and their squares, `[n, 2d]`; those far out count as nearer."""
+    u = u.clip(-FARTHEST, FARTHEST)
+    return jnp.concatenate([u, u**2], 1)

@@ -38,8 +38,8 @@ WARM_UP = 20  # looks of the first round at the prior, before the data come in
 WIDER_START = 1.0  # times the spread of the starting particles: what holds them together where the prior does not
 AT_THE_START = 0.05  # share of `settled` that the first round must reach: what it misses, later rounds inherit
 
-CHAINS = 400  # of moves
-FIRST_MOVES = 60  # of draws, before the first is taken
+CHAINS = 400  # of draws, at most
+FIRST_MOVES = 60  # of draws, before the first is taken; more where chains have not arrived
 APART = 3  # moves between two draws of a chain
 LOOK_CHAINS = 200  # of a diagnosis
 FIRST_LOOK, LOOK_MOVES = 40, 15  # its moves before those that are looked at, at least, and those
@@ -236,9 +236,10 @@ def _diagnosis(sampler: SLOPVI, key: Key, state: LinearisedState) -> Diagnosis:
         narrow=float(ratio.min()),
         wide=float(ratio.max()),
         accepted=float(there.accepted),
-        remembered=float(there.remembered),
+        remembered=float(there.arrival.remembered),
         most=remembered_limit(LOOK_CHAINS),
-        travelled=float(there.travelled),
+        off=float(there.arrival.off),
+        travelled=float(there.arrival.travelled),
         lost=_lost(state),
         particles=len(w),
         rows=int(state.rows),
