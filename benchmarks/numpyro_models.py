@@ -236,6 +236,7 @@ MODELS: dict[str, tuple[Model, Rows]] = {
 
 
 NON_CENTRED = {"levels": {"level": LocScaleReparam(0)}}  # NUTS, too, is slow to explore a funnel
+LOGARITHMS = {"horseshoe": ("own", "shared")}  # half-Cauchy scales have no mean
 Moments = dict[str, dict[str, list[float]]]  # by site: mean and sd of every entry
 
 
@@ -248,14 +249,23 @@ def nuts(name: str, sites: list[str]) -> Moments:
     chain = MCMC(NUTS(model, target_accept_prob=0.9, max_tree_depth=8), progress_bar=False, **how)
     chain.run(jax.random.key(0), *(rows if isinstance(rows, tuple) else (rows,)))
     found = chain.get_samples()
-    flat = {site: np.asarray(found[site], float).reshape(len(found[site]), -1) for site in sites}
+    flat = flattened(name, {site: found[site] for site in sites})
     return {site: {"mean": draws.mean(0).tolist(), "sd": draws.std(0).tolist()} for site, draws in flat.items()}
+
+
+def flattened(name: str, found: dict[str, jax.Array]) -> dict[str, np.ndarray]:
+    """Return the draws of each site as a matrix; of scales without a mean, the logarithms."""
+    flat = {site: np.asarray(value, float).reshape(len(value), -1) for site, value in found.items()}
+    return {site: np.log(draws) if site in LOGARITHMS.get(name, ()) else draws for site, draws in flat.items()}
 
 
 def mark(name: str) -> str:
     """Return a hash of a model's code and rows: moments of NUTS are kept as long as it stays the same."""
     model, rows = MODELS[name]
-    text = inspect.getsource(model) + f"{CHAINS} {WARM_UP} {SAMPLES} {sorted(NON_CENTRED.get(name, {}))}"
+    text = (
+        inspect.getsource(model)
+        + f"{CHAINS} {WARM_UP} {SAMPLES} {sorted(NON_CENTRED.get(name, {}))} {LOGARITHMS.get(name, ())}"
+    )
     return hashlib.sha256(text.encode() + b"".join(leaf.tobytes() for leaf in jax.tree.leaves(rows))).hexdigest()[:16]
 
 
@@ -280,10 +290,9 @@ def trial(name: str, batch: int, seed: int, exact: Moments) -> dict:
         state, _ = opvi.run(tracker, opvi.stream(rows, batch), seed)
     seconds = time.process_time() - begun
     found = target.constrain(tracker.draws(state, jax.random.key(seed), DRAWS))
-    ours = {site: np.asarray(value, float).reshape(DRAWS, -1) for site, value in found.items()}
     said = tracker.diagnosis(state)
     return {
-        **errors(ours, exact),
+        **errors(flattened(name, found), exact),
         "flagged": not said.right,
         "remembered": said.remembered,
         "off": said.off,

@@ -11,6 +11,7 @@ from opvi.flows.kernels import centred, squared_distances
 from opvi.types import Array, Key, Particles
 
 APART = 4.0  # times the median distance to the nearest neighbour: further away, particles are not in touch
+FURTHER = 1.5  # the same, times the distance to the neighbour with which a mode would be large
 KEPT = 0.1  # share of the particles that a mode keeps, however little it weighs
 SMALLEST = -60.0  # of a log weight, beside the largest
 FEWEST = 0.5  # share of the particles: with a smaller effective number they are resampled
@@ -27,18 +28,30 @@ def modes(z: Particles) -> Array:
     z = centred(z)
     r = squared_distances(z, z)
     nearest = jnp.where(jnp.eye(n, dtype=bool), jnp.inf, r).min(1)
-    linked = (r <= APART**2 * jnp.median(nearest)).astype(z.dtype)
-    linked = jnp.maximum(linked, jnp.eye(n, dtype=z.dtype))
+    return _connected(r <= APART**2 * jnp.median(nearest), z)
+
+
+def _connected(close: Array, z: Particles) -> Array:
+    """Return which particles are connected, `[n, n]`, if these are close to one another."""
+    n = len(z)
+    linked = jnp.maximum(close.astype(z.dtype), jnp.eye(n, dtype=z.dtype))
     for _ in range(max(1, math.ceil(math.log2(n)))):  # neighbours of neighbours, and so on
         linked = jnp.minimum(linked @ linked, 1)
     return linked
 
 
+@exactly
 def large_modes(z: Particles) -> Array:
-    """Return which particles share a mode, `[n, n]`; those in modes of few particles count as one mode together."""
-    same = modes(z)
-    few = (same.sum(1) < KEPT * len(z)).astype(z.dtype)
-    return jnp.maximum(same, few[:, None] * few[None])
+    """Return which particles share a mode, `[n, n]`; those in modes of few count to the nearest large one."""
+    r = ((z[:, None] - z[None]) ** 2).sum(-1)  # not by products: modes may be narrow beside the distance between them
+    fewest = KEPT * len(z)
+    same = _connected(r <= FURTHER**2 * jnp.median(jnp.sort(r, 1)[:, max(1, int(fewest))]), z)
+    large = same.sum(1) >= fewest
+    nearest = jnp.where(large[None], r, jnp.inf).argmin(1)
+    label = same.argmax(1)
+    label = jnp.where(large, label, label[nearest])
+    label = jnp.where(large.any(), label, 0)
+    return (label[:, None] == label[None]).astype(z.dtype)
 
 
 class Weighed(NamedTuple):
