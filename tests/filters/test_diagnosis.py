@@ -7,7 +7,7 @@ import pytest
 from jax.scipy.stats import norm
 
 import opvi
-from opvi.filters import Diagnosis, _moves
+from opvi.filters import Diagnosis, _moves, _sl_opvi
 from opvi.filters._modes import large_modes
 from opvi.filters._moves import remembered_limit
 
@@ -96,14 +96,16 @@ def deep_funnel():
 @pytest.mark.parametrize("wide", [False, True])
 def test_chains_that_have_not_arrived_are_flagged(monkeypatch, wide):
     """In a funnel, chains that begin in the middle are still on their way; those that begin at its ends stay there."""
-    monkeypatch.setattr(_moves, "MOST_LOOKS", 0)
+    monkeypatch.setattr(_moves, "MOST_LOOKS", int(wide))
     tracker = opvi.sl_opvi(deep_funnel(), memory_rows=0, pace=PACE)
-    x = RNG.normal(size=(60, 10))
+    x = np.random.default_rng(3).normal(size=(60, 10)) * (1 if wide else 0.03)
     if wide:
         x[:, 0] = 3 * x[:, 0]
         x[:, 1:] *= np.exp(x[:, :1] / 2)
-    said = tracker.diagnosis(tracker.init(KEY, jnp.asarray(x, jnp.float32)))
+    state = tracker.init(KEY, jnp.asarray(x, jnp.float32))
+    said = tracker.diagnosis(state)
     assert not said.right
+    assert _sl_opvi._moves(tracker, 200, 40, 15, KEY, state).looks == int(wide)  # long trajectories, if allowed
     assert (said.remembered > said.most) == wide
     assert any(("have not forgotten" if wide else "have not arrived") in concern for concern in said.concerns())
 
