@@ -34,9 +34,8 @@ demo: .stamps/demo
 test: .stamps/test
 	$(BIN)/python -m pytest -n auto --dist loadfile -m "not slow and not docs and not spark"
 
-# A worker without work takes over half of another's.
 slow: .stamps/test
-	$(BIN)/python -m pytest -n auto --dist worksteal -m "(slow or docs) and not spark"
+	$(BIN)/python -m pytest -n auto --dist loadfile -m "(slow or docs) and not spark"
 
 spark: .stamps/test .stamps/spark
 	$(BIN)/python -m pytest -m spark tests/adapters/test_spark.py
