@@ -63,7 +63,7 @@ def learn(pace: Array, error: Array, move: Array, weight: Array, size: Scalar) -
         pace: before them.
         error: r.
         move: q.
-        weight: of the rows; 0 in all of them changes nothing.
+        weight: the rows' weights; 0 in all of them changes nothing.
         size: the usual squared error.
     """
     known, rows = Pace(*pace), weight.sum()
