@@ -1,7 +1,7 @@
 """Does a tracker know when it is wrong? `python -m benchmarks.diagnosis --out docs/results`.
 
 Models with 2 to 46 parameters, tracked with and without stored rows, with enough particles and too few, beside runs
-of NUTS on all rows at once. The limits of `opvi.filters.Diagnosis` were set on seeds 0 (surrogates) and 10, 11 of
+of NUTS on all rows at once. The limits of `opvi.filters.Diagnosis` were set on seed 0 (surrogates) and 0, 1, 10, 11 of
 `benchmarks.numpyro_models` (draws); other seeds are reported.
 """
 
