@@ -129,7 +129,8 @@ def main() -> None:
     parser.add_argument("--rows", type=int, default=100_000)
     parser.add_argument("--kills", type=int, default=50)
     parser.add_argument("--linear", action="store_true", help="no hidden layer")
-    parser.add_argument("--out", type=Path, default=Path("bench-output"), help="folder for kills.json")
+    parser.add_argument("--name", default="kills", help="name of the results file")
+    parser.add_argument("--out", type=Path, default=Path("bench-output"), help="folder for it")
     options = parser.parse_args()
     options.out.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory() as folder:
@@ -138,7 +139,7 @@ def main() -> None:
         found = trial(work / "table.csv", work, options.kills, ["--hidden", "none"] if options.linear else [])
     found |= {"rows": options.rows, "opvi": opvi.__version__}
     print(found)
-    path = options.out / "kills.json"
+    path = options.out / f"{options.name}.json"
     path.write_text(
         json.dumps({"machine": machine(), "command": " ".join(sys.argv[1:]), "result": found}, indent=1) + "\n"
     )
