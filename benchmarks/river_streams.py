@@ -13,35 +13,34 @@ from river import datasets, ensemble, evaluate, forest, linear_model, metrics, n
 from benchmarks.machine import machine
 from opvi.adapters.river import Classifier, Regressor
 
-SEED = 0
 OURS = "opvi"
 
 
-def _regressors() -> dict[str, Callable[[], Any]]:
+def _regressors(seed: int) -> dict[str, Callable[[], Any]]:
     def scaled(model: Any) -> Any:
         return preprocessing.StandardScaler() | preprocessing.TargetStandardScaler(regressor=model)
 
     return {
-        OURS: lambda: Regressor(buffer=1, seed=SEED),
-        "opvi, without memory": lambda: Regressor(buffer=1, seed=SEED, neighbour_rows=0),
-        "adaptive random forest": lambda: forest.ARFRegressor(seed=SEED),
-        "aggregated Mondrian forest": lambda: forest.AMFRegressor(seed=SEED),
-        "streaming random patches": lambda: ensemble.SRPRegressor(seed=SEED),
+        OURS: lambda: Regressor(buffer=1, seed=seed),
+        "opvi, without memory": lambda: Regressor(buffer=1, seed=seed, neighbour_rows=0),
+        "adaptive random forest": lambda: forest.ARFRegressor(seed=seed),
+        "aggregated Mondrian forest": lambda: forest.AMFRegressor(seed=seed),
+        "streaming random patches": lambda: ensemble.SRPRegressor(seed=seed),
         "nearest neighbours": lambda: preprocessing.StandardScaler() | neighbors.KNNRegressor(),
         "linear": lambda: scaled(linear_model.LinearRegression(optim.SGD(0.01))),
     }
 
 
-def _classifiers() -> dict[str, Callable[[], Any]]:
+def _classifiers(seed: int) -> dict[str, Callable[[], Any]]:
     def bagged() -> Any:
-        return ensemble.LeveragingBaggingClassifier(tree.HoeffdingTreeClassifier(), seed=SEED)
+        return ensemble.LeveragingBaggingClassifier(tree.HoeffdingTreeClassifier(), seed=seed)
 
     return {
-        OURS: lambda: Classifier(buffer=1, seed=SEED),
-        "opvi, without memory": lambda: Classifier(buffer=1, seed=SEED, neighbour_rows=0),
-        "adaptive random forest": lambda: forest.ARFClassifier(seed=SEED),
-        "aggregated Mondrian forest": lambda: forest.AMFClassifier(seed=SEED),
-        "streaming random patches": lambda: ensemble.SRPClassifier(seed=SEED),
+        OURS: lambda: Classifier(buffer=1, seed=seed),
+        "opvi, without memory": lambda: Classifier(buffer=1, seed=seed, neighbour_rows=0),
+        "adaptive random forest": lambda: forest.ARFClassifier(seed=seed),
+        "aggregated Mondrian forest": lambda: forest.AMFClassifier(seed=seed),
+        "streaming random patches": lambda: ensemble.SRPClassifier(seed=seed),
         "leveraging bagging": bagged,
         "nearest neighbours": lambda: preprocessing.StandardScaler() | neighbors.KNNClassifier(),
         "linear": lambda: preprocessing.StandardScaler() | linear_model.SoftmaxRegression(),
@@ -71,17 +70,20 @@ def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.river_streams", description=__doc__)
     parser.add_argument("--out", type=Path, default=Path("bench-output"))
     parser.add_argument("--only", action="append", default=[], help="streams; repeat")
+    parser.add_argument("--seed", type=int, default=0, help="of all models; others than 0 have results of their own")
     options = parser.parse_args()
     options.out.mkdir(parents=True, exist_ok=True)
-    path = options.out / "river-streams.json"
+    path = options.out / (f"river-streams-{options.seed}.json" if options.seed else "river-streams.json")
     results: dict[str, dict[str, Any]] = {}
     for stream in options.only or STREAMS:
         results[stream] = {}
-        for name, make in (_regressors() if stream in REGRESSIONS else _classifiers()).items():
+        models = _regressors if stream in REGRESSIONS else _classifiers
+        for name, make in models(options.seed).items():
             found = score(stream, make)
             results[stream][name] = {key: value if math.isfinite(value) else None for key, value in found.items()}
             print(stream, name, *(f"{key} {value:.4f}" for key, value in found.items()), flush=True)
-            report = {"machine": machine("python -m benchmarks.river_streams"), "seed": SEED, "results": results}
+            about = machine("python -m benchmarks.river_streams")
+            report = {"machine": about, "seed": options.seed, "results": results}
             path.write_text(json.dumps(report, indent=1) + "\n")
 
 
