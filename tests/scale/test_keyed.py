@@ -144,7 +144,16 @@ def test_a_single_row_that_is_not_as_it_should_be_takes_the_long_way():
     assert [leaf.dtype for leaf in alone.leaves((X.astype(float), y))] == [np.float32, np.float32]
     most = np.full_like(X, 6e17)
     assert np.array_equal(alone.leaves((most, y))[0], most)
-    odd = [(X + np.nan, y), (X, y - np.inf), (X + 1.1e18, y), (X[:, :1], y), (X, y[0]), (X.tolist(), y), (X * 1j, y)]
+    odd = [
+        (X + np.nan, y),
+        (X, y - np.inf),
+        (X + 1.1e18, y),
+        (X + 1e30, y),
+        (X[:, :1], y),
+        (X, y[0]),
+        (X.tolist(), y),
+        (X * 1j, y),
+    ]
     for row in [*odd, [X, y], (X,), (X, y, y), ((X, y), y), X, None]:
         assert alone.leaves(row) is None
 

@@ -187,6 +187,8 @@ def test_errors_name_the_value_the_rule_and_the_remedy(learnt):
             opvi.classifier(2, 2, hidden=hidden)
     with pytest.raises(ValueError, match=r"`half_life` is -1"):
         opvi.regressor(2, half_life=-1)
+    with pytest.raises(ValueError, match=r"`levels` is 'yes', but must be True or False"):
+        opvi.regressor(2, levels="yes")
     with pytest.raises(ValueError, match=r"takes \(20, 3\)"):
         SMALL.step(KEY, state, opvi.batch((X[:20, :2], y[:20])))
     with pytest.raises(ValueError, match=r"`x` has rows of shape \(2,\)"):

@@ -6,6 +6,7 @@ from functools import partial
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from opvi._steps import in_one_program, pieces
 from opvi.filters._covariance import exactly
@@ -151,6 +152,8 @@ def regressor(
     _check(features, particles, half_life, warm_up, budget)
     if not isinstance(fading_above, int) or isinstance(fading_above, bool) or fading_above < 0:
         raise ValueError(f"`fading_above` is {fading_above!r}, but must be a whole number of columns of at least 0.")
+    if not isinstance(levels, bool | np.bool_):
+        raise ValueError(f"`levels` is {levels!r}, but must be True or False.")
     chosen = default_settings(particles) if settings is None else settings
     chosen = Settings(*(tuple(float(value) for value in values) for values in chosen))
     if any(len(values) != particles for values in chosen):

@@ -145,7 +145,9 @@ class Alone:
                 leaf = leaves[index] = np.asarray(leaf, kind)
             if kind.kind == "f":
                 flat = leaf.ravel()
-                if not flat.dot(flat) <= SOUND:  # nor for NaN
+                with np.errstate(over="ignore"):  # the longer look says what is wrong
+                    square = flat.dot(flat)
+                if not square <= SOUND:  # nor for NaN
                     return None
         return leaves
 
