@@ -54,9 +54,30 @@ def test_particles_of_one_mode_weigh_alike():
     np.testing.assert_allclose(state.log_weights, -np.log(40), rtol=1e-5)
 
 
+def found(z, log_density):
+    z = jnp.asarray(z, jnp.float32)
+    return np.asarray(modes(z, z, jax.vmap(log_density)(z), log_density))
+
+
 def test_modes_are_what_neighbours_connect():
     rng = np.random.default_rng(1)
-    z = np.concatenate([rng.normal(size=(40, 2)), rng.normal(size=(20, 2)) + [12.0, 0.0]]).astype(np.float32)
-    same = np.asarray(modes(jnp.asarray(z)))
+    z = np.concatenate([rng.normal(size=(40, 2)), rng.normal(size=(20, 2)) + [12.0, 0.0]])
+
+    def two(v):
+        return jnp.logaddexp(-(v**2).sum() / 2, -((v - jnp.array([12.0, 0.0])) ** 2).sum() / 2)
+
+    same = found(z, two)
     assert same[:40, 40:].max() == 0
-    assert same[:40, :40].mean() > 0.8
+    assert same[:40, :40].min() == same[40:, 40:].min() == 1
+
+
+def test_particles_far_apart_share_a_mode_unless_the_density_falls_between_them():
+    """In one dimension the outermost particles have no close neighbours, and pairs have one another."""
+    pairs = np.repeat(np.random.default_rng(2).normal(size=50), 2) + np.tile([0, 1e-3], 50)
+    assert found(pairs[:, None], lambda v: -(v**2).sum() / 2).min() == 1
+    apart = np.concatenate([pairs - 5, pairs + 5])[:, None]
+    same = found(apart, lambda v: -((jnp.abs(v) - 5) ** 2).sum() / 2)
+    assert same[:100, :100].min() == same[100:, 100:].min() == 1
+    assert same[:100, 100:].max() == 0
+    nowhere = found(apart, lambda v: jnp.where(jnp.abs(v).sum() < 2, -jnp.inf, 0.0))  # impossible in between
+    assert nowhere[:100, 100:].max() == 0

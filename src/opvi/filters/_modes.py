@@ -1,6 +1,7 @@
 r"""Weights of particles in separate modes, between which no flow moves particles."""
 
 import math
+from collections.abc import Callable
 from typing import NamedTuple
 
 import jax
@@ -12,23 +13,45 @@ from opvi.types import Array, Key, Particles
 
 APART = 4.0  # times the median distance to the nearest neighbour: further away, particles are not in touch
 FURTHER = 1.5  # the same, times the distance to the neighbour with which a mode would be large
+VALLEY = 1.0  # nats by which a log density falls between modes, at least
 KEPT = 0.1  # share of the particles that a mode keeps, however little it weighs
 SMALLEST = -60.0  # of a log weight, beside the largest
 FEWEST = 0.5  # share of the particles: with a smaller effective number they are resampled
 
 
 @exactly
-def modes(z: Particles) -> Array:
+def modes(z: Particles, x: Particles, value: Array, log_density: Callable[[Array], Array]) -> Array:
     """Return which particles share a mode, `[n, n]`: those connected by a chain of close neighbours.
+
+    Groups of particles are also connected where the density does not fall between them. In one dimension the outermost
+    particles of a mode are many times as far apart as the median ones, and are not modes of their own.
 
     Args:
         z: particles in coordinates in which a mode is roughly round.
+        x: the same particles in the coordinates of the density.
+        value: their log densities, `[n]`.
+        log_density: the log density of one point.
     """
     n = len(z)
     z = centred(z)
     r = squared_distances(z, z)
     nearest = jnp.where(jnp.eye(n, dtype=bool), jnp.inf, r).min(1)
-    return _connected(r <= APART**2 * jnp.median(nearest), z)
+    same = _connected(r <= APART**2 * jnp.median(nearest), z)
+
+    def bridged(given: tuple[Array, Array]) -> tuple[Array, Array]:
+        """Connect each group with the nearest other one, unless there is a valley half-way between them."""
+        same, _ = given
+        away = jnp.where(same > 0, jnp.inf, r)
+        other, near = away.argmin(1), away.min(1)
+        lower = jnp.minimum(value, value[other])
+        level = jax.vmap(log_density)((x + x[other]) / 2) >= lower - VALLEY
+        level &= jnp.isfinite(lower) & jnp.isfinite(near)
+        level &= near <= jnp.where(same > 0, near[None], jnp.inf).min(1)  # further away, half-way is still inside
+        link = jax.nn.one_hot(other, n, dtype=bool) & level[:, None]
+        return _connected((same > 0) | link | link.T, z), level.any()
+
+    # Two groups may have one another as the nearest: each pass at least halves the number of groups.
+    return jax.lax.while_loop(lambda given: given[1], bridged, (same, (same == 0).any()))[0]
 
 
 def _connected(close: Array, z: Particles) -> Array:

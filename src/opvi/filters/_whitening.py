@@ -159,10 +159,10 @@ def follow(
         spread = (slope[(3 * n) // 4] - slope[n // 4]) / 1.35  # of a normal distribution, the standard deviation
         beta = jnp.where(k < warm_up, 0, jnp.minimum(beta + CHANGE / jnp.maximum(spread, CHANGE), 1))
         gained = jnp.where(known, (beta - before) * given, -jnp.inf)
-        there = x
-        x = relocate(jax.random.fold_in(key, k), x, jax.vmap(log_density, (0, None))(x, beta))
+        there, value = x, jax.vmap(log_density, (0, None))(x, beta)
+        x = relocate(jax.random.fold_in(key, k), x, value)
         W = whitening(lambda v: log_density(v, beta), x)
-        same = modes(there @ W.into)
+        same = modes(there @ W.into, there, value, lambda v: log_density(v, beta))
         log_weights = reweighted(log_weights, gained, same)
         x, log_weights = resampled(jax.random.fold_in(key, RESAMPLING + k), x, log_weights, same)
         gradient = jax.vmap(jax.grad(lambda v: log_density(v, beta)))
