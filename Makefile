@@ -1,6 +1,7 @@
 # make demo    a mixture streamed: a table, pictures and an animation        (about a minute)
 # make test    the test suite without what is slow
 # make slow    the rest of it: slow tests, and the code of the documentation's pages
+# make check   both in one run, in which tests of a file share what they compile
 # make spark   tests that start Spark: needs Java
 # make lint    format, lint, types, import layers
 # make docs    the documentation, into site/; whether its numbers are those of docs/results/, and its search finds things
@@ -26,7 +27,7 @@ endif
 # Modules are compiled when they are first imported, and kept for the processes that tests start.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: demo test slow spark lint docs bench clean
+.PHONY: demo test slow check spark lint docs bench clean
 
 demo: .stamps/demo
 	$(BIN)/python -m paper.demo --out demo-output
@@ -36,6 +37,9 @@ test: .stamps/test
 
 slow: .stamps/test
 	$(BIN)/python -m pytest -n auto --dist loadfile -m "(slow or docs) and not spark"
+
+check: .stamps/test
+	$(BIN)/python -m pytest -n auto --dist loadfile -m "not spark"
 
 spark: .stamps/test .stamps/spark
 	$(BIN)/python -m pytest -m spark tests/adapters/test_spark.py
@@ -65,11 +69,11 @@ clean:
 	@$(make_venv)
 	@mkdir -p .stamps && touch $@
 
-# All at once: pip works out the packages once, not four times. Modules are compiled on all cores, not by pip on one.
+# All at once: pip works out the packages once, not three times. Modules are compiled on all cores, not by pip on one.
 .stamps/ci: .stamps/venv pyproject.toml
-	@$(install) --editable '.[plots,cli,serve,nats,kafka,postgresql,sklearn,river,numpyro,arviz,spark,docs]' --group test --group lint
+	@$(install) --editable '.[plots,cli,serve,nats,kafka,postgresql,sklearn,river,numpyro,arviz,docs]' --group test --group lint
 	@$(BIN)/python -m compileall -q -j 0 -x '/tests?/' $(VENV)/lib src > /dev/null || true
-	@touch .stamps/test .stamps/lint .stamps/docs .stamps/spark $@
+	@touch .stamps/test .stamps/lint .stamps/docs $@
 
 .stamps/demo: .stamps/venv pyproject.toml
 	@$(install) --editable '.[plots,cli]'
@@ -79,8 +83,10 @@ clean:
 	@$(install) --editable '.[plots,cli,serve,nats,kafka,postgresql,sklearn,river,numpyro,arviz]' --group test
 	@touch $@
 
+# Without opvi itself, which tests may be using meanwhile: Spark is large, and CI installs it beside them.
+extra = import tomllib; print(*tomllib.load(open("pyproject.toml", "rb"))["project"]["optional-dependencies"]["spark"])
 .stamps/spark: .stamps/venv pyproject.toml
-	@$(install) --editable '.[spark]'
+	@$(install) $$($(BIN)/python -c '$(extra)')
 	@touch $@
 
 .stamps/lint: .stamps/venv pyproject.toml

@@ -34,10 +34,12 @@ jax.config.update("jax_compilation_cache_max_size", 1 << 30)
 jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.2)
 jax.config.update("jax_numpy_rank_promotion", "raise")
 jax.config.update("jax_numpy_dtype_promotion", "strict")
+gc.disable()  # while tests are loaded, of which nothing can be collected
 
 
 def pytest_collection_finish() -> None:
     """What is loaded by now stays: the collector need not look at it again and again, nor after every 700 objects."""
+    gc.enable()
     gc.collect()
     gc.freeze()
     gc.set_threshold(50_000, 20, 50)

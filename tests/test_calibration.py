@@ -27,6 +27,7 @@ def log_prior(w):
 LINE = opvi.target(log_prior, lambda w, rows: said(w, rows[0]).log_density(rows[1]), start, said)
 LOGIT = opvi.target(log_prior, lambda w, rows: jax.nn.log_sigmoid(rows[1] * (rows[0] @ w)), start)
 EXAMPLE = np.zeros((1, 2), np.float32), np.zeros(1, np.float32)
+OPTIMISED = {"xla_backend_optimization_level": 2, "xla_llvm_disable_expensive_passes": False}
 PACE = opvi.filters.Pace(looks=30)
 CASES = {
     "gauss_newton": (opvi.gauss_newton(LINE, half_life=float("inf")), LINE, 4),
@@ -56,7 +57,8 @@ def test_ranks_of_the_truth_are_uniform(name):
 
     truth, states = jax.jit(lambda keys: jax.lax.map(world, keys))(jax.random.split(jax.random.key(1), WORLDS))
     # One by one: chains that have not arrived take longer, and should not keep those of other worlds waiting.
-    draw = jax.jit(lambda of: jax.lax.map(lambda one: sampler.draws(*one, RANKS), of))
+    # Optimised, unlike most of the suite: a small program that runs for long.
+    draw = jax.jit(lambda of: jax.lax.map(lambda one: sampler.draws(*one, RANKS), of), compiler_options=OPTIMISED)
     draws = draw((states, jax.random.split(jax.random.key(2), WORLDS)))
     ranks = np.asarray((draws < truth[:, None]).sum(1))  # [worlds, 2]
     for counts in (np.bincount(column, minlength=RANKS + 1) for column in ranks.T):

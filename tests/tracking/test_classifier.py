@@ -57,16 +57,20 @@ def finite(state):
     return all(np.isfinite(leaf).all() for leaf in jax.tree.leaves(state))
 
 
-@pytest.fixture(scope="module")
-def learnt(tracker):
-    """2,000 rows, then 1,000 with the sectors turned half-way round; by steps, whose program all tests share."""
-    first, second = rows_of(0, 2000), rows_of(1, 1000, np.pi)
-    X, y = (np.concatenate(pair) for pair in zip(first, second, strict=True))
+def stepped(tracker, X, y):
+    """Learn in batches of 20, by the step whose program all tests share; return the state, and what each step said."""
     state, infos = tracker.init(KEY), []
-    for at in range(0, 3000, 20):
+    for at in range(0, len(X), 20):
         state, info = tracker.step(KEY, state, opvi.batch((X[at : at + 20], y[at : at + 20])))
         infos.append(info._replace(predicted=None))
     return state, jax.tree.map(lambda *each: np.stack(each), *infos)
+
+
+@pytest.fixture(scope="module")
+def learnt(tracker):
+    """2,000 rows, then 1,000 with the sectors turned half-way round."""
+    first, second = rows_of(0, 2000), rows_of(1, 1000, np.pi)
+    return stepped(tracker, *(np.concatenate(pair) for pair in zip(first, second, strict=True)))
 
 
 def test_it_learns_from_raw_numbers(tracker, learnt):
@@ -81,10 +85,9 @@ def test_it_learns_from_raw_numbers(tracker, learnt):
 def test_it_forgets_by_itself(tracker, simple):
     """The sectors turn once in 1,500 rows: nobody says so, and old rows mislead the one that never forgets."""
     X, y = rows_of(1, 3000, np.linspace(0, 4 * np.pi, 3000))
-    scores = []
-    for each in (tracker, simple):
-        _, history = opvi.run(each, opvi.stream((X, y), 20), KEY, state=each.init(KEY))
-        scores.append(history.info.log_predictive[50:])
+    _, infos = stepped(tracker, X, y)
+    _, history = opvi.run(simple, opvi.stream((X, y), 20), KEY, state=simple.init(KEY))
+    scores = [said.log_predictive[50:] for said in (infos, history.info)]
     # 100 rounds of 20 rows: a difference of row scores of sd ~1 has a standard error of about .02
     assert scores[0].mean() > scores[1].mean() + 0.1
     assert scores[0].mean() > -0.6  # chance is -1.10

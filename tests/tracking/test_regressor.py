@@ -31,11 +31,11 @@ def drawn(rows, seed=0, noise=0.1):
     return X * [1e3, 1e-4, 1] + [5e4, 0, -3], 70 * y + 500
 
 
-def stepped(state, X, y):
-    """Learn in batches of 20, by the step whose program all tests share; return the state, and what each step said."""
+def stepped(state, X, y, size=20):
+    """Learn in batches, by the step whose program all tests share; return the state, and what each step said."""
     infos = []
-    for at in range(0, len(X), 20):
-        state, info = SMALL.step(KEY, state, opvi.batch((X[at : at + 20], y[at : at + 20])))
+    for at in range(0, len(X), size):
+        state, info = SMALL.step(KEY, state, opvi.batch((X[at : at + size], y[at : at + size])))
         infos.append(info)
     return state, jax.tree.map(lambda *each: np.stack(each), *infos)
 
@@ -109,7 +109,7 @@ def test_large_batches_are_learnt_piece_by_piece():
     X, y = drawn(2000, seed=2)
     scores = []
     for size in (20, 640):
-        state, _ = opvi.run(SMALL, opvi.stream((X[:1920], y[:1920]), size), KEY)
+        state, _ = stepped(SMALL.init(KEY), X[:1920], y[:1920], size)
         scores.append(float(opvi.metrics.rmse(SMALL.predict(state, X[1920:]), jnp.asarray(y[1920:], jnp.float32))))
     assert scores[1] == pytest.approx(scores[0], rel=0.1)
 
@@ -215,17 +215,17 @@ def test_thousands_of_rounds_leave_the_state_as_small_and_sound_as_it_was():
 @pytest.mark.slow
 def test_columns_that_hang_together_do_not_blow_up():
     """One-hot columns add up to the bias, and their cycle is that of the batches: the data leave directions open, whose
-    variances fell below rounding and then grew without end (RMSE 0.75 after 60,000 rows, 1e5 after 100,000)."""
-    rows = 80_000
+    variances fell below rounding (1e-7 here, negative after 20,000 rows) and then grew without end (RMSE 1e5)."""
+    rows = 10_000
     rng = np.random.default_rng(0)
     a, b = rng.normal(size=(2, rows)).astype(np.float32)
     X = np.concatenate([np.stack([a, b], 1), np.eye(3, dtype=np.float32)[np.arange(rows) % 3]], 1)
     y = 3 * a - b + 0.1 * rng.normal(size=rows).astype(np.float32)
-    tracker = opvi.regressor(5, hidden=(), particles=2)
+    tracker = opvi.regressor(5, hidden=(), particles=2, half_life=100.0)
     state, history = opvi.run(tracker, opvi.stream((X, y), 20), 0)
-    assert np.sqrt(history.info.squared_error[500:].mean()) < 0.12
+    assert np.sqrt(history.info.squared_error[100:].mean()) < 0.12
     least = np.linalg.eigvalsh(np.asarray(state.past.matrices, float))[..., 0]
-    assert least.min() > -1e-5
+    assert least.min() > 1e-6
 
 
 def test_a_half_life_halves_what_is_known():
@@ -251,7 +251,7 @@ def test_what_is_believed_does_not_depend_on_the_units_in_use():
     """Means and variances of all particles in the units of y, before and after a change of scale."""
     X, y = drawn(200, seed=5)
     sampler = SMALL
-    state, _ = opvi.run(sampler, opvi.stream((X, y), 20), KEY)
+    state, _ = stepped(sampler.init(KEY), X, y)
     mean, sd = state.scale
     moved = units.to_new_scale(sampler, state, Scale(mean + 0.5 * sd, sd * np.array([2, 0.5, 1.5, 3], np.float32)))
 
