@@ -2,7 +2,7 @@
 # make test    the test suite without what is slow
 # make slow    the rest of it: slow tests, and the code of the documentation's pages
 # make check   both in one run, in which tests of a file share what they compile
-# make spark   tests that start Spark: needs Java
+# make spark   tests of the Spark adapter: needs Java
 # make lint    format, lint, types, import layers
 # make docs    the documentation, into site/; whether its numbers are those of docs/results/, and its search finds things
 # make bench   speed against blackjax and NumPyro, wide tables, first answers, into bench-output/
@@ -42,7 +42,7 @@ check: .stamps/test
 	$(BIN)/python -m pytest -n auto --dist loadfile -m "not spark"
 
 spark: .stamps/test .stamps/spark
-	$(BIN)/python -m pytest -m spark tests/adapters/test_spark.py
+	$(BIN)/python -m pytest tests/adapters/test_spark.py # also what needs PySpark alone
 
 lint: .stamps/test .stamps/lint
 	$(BIN)/ruff format --check .
