@@ -374,6 +374,7 @@ class Told(NamedTuple):
     finite: np.ndarray
     changed: np.ndarray
     predicted: Predicted
+    probability: np.ndarray
 
 
 def fed(task, count, seed=0):
@@ -388,7 +389,7 @@ def fed(task, count, seed=0):
     else:
         y = rng.integers(0, 3, shape)
         predicted = Predicted(density, probabilities=rng.dirichlet(np.ones(3), shape))
-    told = Told(rows, np.arange(count) != 5, np.arange(count) % 7 == 3, predicted)
+    told = Told(rows, np.arange(count) != 5, np.arange(count) % 7 == 3, predicted, rng.random(count))
     return Fed(told, (np.zeros((*shape, 2)), y), weight)
 
 
@@ -408,6 +409,7 @@ def test_scores_do_not_depend_on_cuts_and_the_curve_stays_short(task, monkeypatc
     assert told.curve[-1].rows == whole.info.rows[-1]
     assert told.alarms == whole.info.rows[3::7].tolist()
     assert told.refused == 1
+    assert told.probability == whole.info.probability[-1]
     # The first batch was predicted from nothing, and what is not finite was not predicted.
     counted = (whole.weight > 0) & np.isfinite(whole.info.predicted.log_density)
     counted[0] = False

@@ -63,6 +63,7 @@ def contents(**changes):
         curve=curve,
         calibration=Histogram([50] * 20),
         alarms=[320, 610],
+        probability=0.125,
         effects=[
             Effect("size", "number", [0.0, 1.0, 2.0], [[1, 2, 3]], [[0, 1, 2]], [[2, 3, 4]], 0.8, seen=[0.5, 1.5]),
             Effect("colour", "text", ["red", "blue"], [[1, 2]], [[0.5, 1]], [[2, 3]], 0.4),
@@ -184,7 +185,7 @@ def test_headline_says_what_there_is():
     words = " ".join(parsed(page(contents())).text)
     assert "75\u00a0% below predicting the mean so far" in words
     assert "43" in words
-    assert "last at row 610" in words
+    assert "last at row 610; probability of a jump by now: 12.5" in words
     assert "as promised, within chance" in words
     narrow = contents(total=Stretch(1000, 1000, 0.3, 4.0, 0.7))
     words = " ".join(parsed(page(narrow)).text)

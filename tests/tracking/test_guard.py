@@ -21,14 +21,18 @@ def drawn(seed=0, noise=None):
 
 
 def said(state, info, batch):
-    return info.predicted.mean, info.predicted.level
+    return info.predicted.mean, info.predicted.level, info.probability
+
+
+def told(X, y):
+    """Errors of predictions made before learning, by rounds of 20 rows, levels of y, and the probability of a jump."""
+    _, history = opvi.run(SMALL, opvi.stream((X, y), 20), jax.random.key(1), record=said)
+    mean, level, probability = (np.asarray(leaf).ravel() for leaf in history.record)
+    return y - mean, level, probability
 
 
 def errors(X, y):
-    """Errors of predictions made before learning, by rounds of 20 rows, and the levels of y in them."""
-    _, history = opvi.run(SMALL, opvi.stream((X, y), 20), jax.random.key(1), record=said)
-    mean, level = (np.asarray(leaf).ravel() for leaf in history.record)
-    return y - mean, level
+    return told(X, y)[:2]
 
 
 @pytest.fixture(scope="module")
@@ -77,12 +81,43 @@ def test_a_jump_of_the_level_is_followed(clean, by):
     assert rms(e[HALF + 40 :]) < 1.1 * rms(without[HALF + 40 :])
 
 
-def test_a_jump_of_the_scale_is_followed(clean):
+@pytest.mark.parametrize(("by", "centre"), [(50, 0), (0.1, 0), (30, 200)])
+def test_a_jump_of_the_scale_is_followed(clean, by, centre):
+    """About 0, and so of the level, too; or about the mean. The networks stay as they are, in new units."""
     X, y, without = clean
-    e, level = errors(X, np.where(np.arange(ROWS) >= HALF, y * 50, y))  # and so of the level, too
-    assert rms(e[HALF + 100 :]) < 1.3 * 50 * rms(without[HALF + 100 :])
+    e, level = errors(X, np.where(np.arange(ROWS) >= HALF, centre + by * (y - centre), y))
+    assert rms(e[HALF + 40 :]) < 1.1 * by * rms(without[HALF + 40 :])
     covered = (level > 0.05) & (level < 0.95)
     assert covered[HALF + 100 :].mean() == pytest.approx(0.9, abs=5 * 0.3 / np.sqrt(900))
+
+
+def test_most_of_the_past_is_forgotten_when_the_probability_of_a_jump_is_large(clean):
+    """A part of the function changes, by less than what is a surprise in most rows."""
+    X, y, without = clean
+    e, _, probability = told(X, np.where(np.arange(ROWS) >= HALF, y - 21 * X[:, 1], y))
+    at = 20 * np.flatnonzero(probability > 0.95)
+    assert HALF <= at[0] <= HALF + 20
+    assert probability[: HALF // 20].max() < 0.01
+    assert rms(e[HALF + 100 : HALF + 200]) < 1.4 * rms(without[HALF + 100 : HALF + 200])
+
+
+def test_units_are_those_of_a_line_through_surprising_rows():
+    rng = np.random.default_rng(5)
+    m = rng.normal(size=20)
+    t = 3 + 0.2 * m + 0.02 * rng.normal(size=20)
+    recent = guard._moments(0.0, jnp.asarray(m), jnp.asarray(t - m), jnp.ones(20), jnp.asarray(20.0))
+    found = guard._units(recent, jnp.asarray(0.1**2))
+    slope, shift = np.polyfit(m, t, 1)
+    np.testing.assert_allclose([found.ratio, found.shift], [slope, shift], rtol=1e-4)
+    np.testing.assert_allclose(found.spread, np.var(t - m), rtol=1e-4)
+    assert bool(found.same)
+    assert not guard._units(recent, jnp.asarray(0.04**2)).same  # the rest is more than the usual error, in these units
+    few = guard._moments(0.0, jnp.asarray(m), jnp.asarray(t - m), jnp.ones(20).at[4:].set(0), jnp.asarray(20.0))
+    assert not guard._units(few, jnp.asarray(0.1**2)).same
+    turned = guard._moments(0.0, jnp.asarray(m), jnp.asarray(-2 * m), jnp.ones(20), jnp.asarray(20.0))
+    assert not guard._units(turned, jnp.asarray(0.1**2)).same
+    halved = guard._moments(recent, jnp.zeros(1), jnp.zeros(1), jnp.zeros(1), jnp.asarray(guard.JUMP_HALF_LIFE))
+    np.testing.assert_allclose(halved, recent / 2, rtol=1e-6)
 
 
 def test_a_relation_that_turns_round_is_learnt_anew(clean):

@@ -85,6 +85,7 @@ def test_a_change_is_heard_of_through_every_wrapper(order):
         orders[order : order + 1], opvi.regressor(2, hidden=(), particles=3), drawn(3000, turns_at=2400)
     )
     at = np.flatnonzero(history.info.changed)
+    np.testing.assert_array_equal(at, np.flatnonzero(history.info.probability > 0.95))
     assert len(at) >= 1
     assert (at >= 120).all()
     assert at[0] < 140
@@ -96,6 +97,16 @@ def test_what_nobody_watches_says_nothing_of_changes():
     sampler = opvi.remembering(LINE, 20, again=0, example=EXAMPLE)
     _, info = jax.eval_shape(sampler.step, KEY, sampler.init(KEY), opvi.batch(drawn(20)))
     assert info.changed is None
+    assert info.probability is not None  # the regressor's own
+
+
+def test_samplers_that_do_not_act_on_jumps_say_so():
+    said = "; jumps of the data are reported, and nothing else is done"
+    assert opvi.watched(LINE).renews
+    assert not opvi.watched(opvi.langevin(TARGET, step=1e-3)).renews
+    for quiet in (opvi.classifier(2, 2, hidden=()), opvi.regressor(2, hidden=(), particles=2, half_life=50)):
+        assert opvi.watched(quiet).about == quiet.about + said
+    assert opvi.watched(opvi.remembering(LINE, 9, again=0, example=EXAMPLE)).renews
 
 
 def test_learning_again_passes_through():

@@ -23,6 +23,10 @@ ONE_SIDED = 0.9  # this share of the surprising rows on one side is a jump of th
 JUMP_ROUNDS = 3.0  # of the usual size; sooner after a jump, another one means that the level was not all
 AFTER_JUMP = 0.4  # of the share is kept, so that rows that are still far off are noticed soon
 RENEWED = 20.0  # rows that the past counts for after a jump that is not one of the level
+UNEVEN = 3.0  # times the usual squared error, left by a jump of the level: it is not all
+FITTED = 5.0  # rows, at least, to find out whether y is the old prediction in new units
+SAME = 3.0  # times the usual squared error, in the new units: that it is
+FARTHEST = 1e6  # units of y: farther errors are no new unit
 NORMAL = 1.4826  # a Gaussian's standard deviation over its median absolute deviation
 
 
@@ -34,11 +38,19 @@ class Believed(NamedTuple):
     surprised: Array  # [2]: shares of the last few rows that were far above and far below their prediction
     jump: Array  # whether these are most
     shift: Scalar  # in units of y's scale: the part of a jump that is the same for all rows
-    renew: Array  # whether that is not all
+    ratio: Scalar  # of y's unit after a jump to the one before
+    known: Array  # whether these two are all
+    renew: Array  # whether they say nothing: the past is of no use
+    recent: Array  # [6]: moments of the last few surprising rows, for `_units`
 
 
 def believe(
-    known: Calibration, one: Combined, scale: Scale, surprised: Array | float, rows: tuple[Array, Array], begun: Array
+    known: Calibration,
+    one: Combined,
+    scale: Scale,
+    before: tuple[Array | float, Array | float],
+    rows: tuple[Array, Array],
+    begun: Array,
 ) -> Believed:
     """Return how far targets are trusted, given what was predicted.
 
@@ -46,7 +58,7 @@ def believe(
         known: the size of the errors so far, initially 1.
         one: the prediction.
         scale: its units.
-        surprised: the shares of the last few rows that were far above and far below.
+        before: the shares of the last few rows that were far above and far below, and the moments of those.
         rows: y and weights.
         begun: whether there is a scale yet; if not, all targets are trusted.
     """
@@ -55,20 +67,57 @@ def believe(
     error = (y - scale.mean[-1]) / unit - one.mean
     expected = known.error * jnp.maximum(jnp.exp(one.log_shape), 1) + one.variance
     surprising = error**2 > SURPRISE**2 * expected
-    share = jnp.where(begun, _surprised(surprised, error, surprising, weight), 0)
+    share = jnp.where(begun, _surprised(before[0], error, surprising, weight), 0)
+    recent = jnp.where(begun, _moments(before[1], one.mean, error, jnp.where(surprising, weight, 0), weight.sum()), 0)
     jump = share.sum() > JUMP
     level = share.max() > ONE_SIDED * share.sum()
     shift = jnp.where(jump & level, median(error, jnp.where(surprising, weight, 0)), 0)
-    rest = median((error - shift) ** 2 / expected, weight) > SURPRISE**2
+    rest = median((error - shift) ** 2 / expected, weight)
     w = jnp.where(begun & ~jump, trust(error**2 / expected), 1)
+    more = jump & (~level | (rest > SURPRISE**2) | (known.rounds < JUMP_ROUNDS))
+    units = _units(recent, known.error)
+    uneven = (rest > UNEVEN) | (units.spread > UNEVEN * known.error)
+    same = jump & (more | uneven) & units.same & (known.rounds >= JUMP_ROUNDS)
     return Believed(
         w,
         y - (1 - w) * error * unit,
         jnp.where(jump, AFTER_JUMP * share, share),
         jump,
-        shift,
-        jump & (~level | rest | (known.rounds < JUMP_ROUNDS)),
+        jnp.where(same, units.shift, shift),
+        jnp.where(same, units.ratio, 1),
+        jump & (same | ~uneven),
+        more & ~same,
+        jnp.where(jump, 0, recent),
     )
+
+
+class Units(NamedTuple):
+    """Targets in units of the old ones: t = shift + ratio · prediction."""
+
+    shift: Scalar
+    ratio: Scalar
+    spread: Scalar  # mean square of what a shift alone leaves
+    same: Array  # whether that is all that happened
+
+
+def _units(recent: Array, usual: Scalar) -> Units:
+    """Return the line through the last few surprising rows, by least squares."""
+    count, m, e, m_e, m_m, e_e = recent
+    some = jnp.maximum(count, 1e-30)
+    across, along = m_e - m * e / some, jnp.maximum(m_m - m**2 / some, 1e-30)
+    more = across / along
+    ratio = 1 + more
+    left = e_e - e**2 / some
+    spread, rest = left / some, (left - more * across) / jnp.maximum(count - 2, 1)
+    good = (count >= FITTED) & (ratio > 0) & (rest < SAME * usual * ratio**2)
+    return Units((e - more * m) / some, ratio, jnp.where(count >= FITTED, spread, 0), good)
+
+
+def _moments(old: Array | float, mean: Array, error: Array, weight: Array, rows: Scalar) -> Array:
+    """Return the sums of 1, m, e, m e, m² and e² over the last few rows, discounted; e is the error of m."""
+    e = jnp.clip(error, -FARTHEST, FARTHEST)
+    sums = jnp.stack([jnp.ones_like(e), mean, e, mean * e, mean**2, e**2]) @ weight
+    return 0.5 ** (rows / JUMP_HALF_LIFE) * old + sums
 
 
 def trust(squared: Array) -> Array:

@@ -14,6 +14,7 @@ from opvi.tracking import _calibration as calibration
 from opvi.tracking import _chunks as chunks
 from opvi.tracking import _gates as gates
 from opvi.tracking import _guard as guard
+from opvi.tracking import _jumps as jumps
 from opvi.tracking import _layers as layers
 from opvi.tracking import _memory as memories
 from opvi.tracking import _pace as pacing
@@ -146,7 +147,7 @@ def _learn_errors(
 def _jumped(
     sampler: Networks, state: RegressorState, found: guard.Believed, rows: tuple[Array, ...], mean: Array, anew: Array
 ) -> RegressorState:
-    """Return the state after a jump: y has a new level, or a new scale and the past is forgotten.
+    """Return the state after a jump: y has a new level or new units, or the past is of no use; errors begin again.
 
     The networks stay the same in units of y: a sensor that was moved or replaced costs no more than its scale.
     With `anew`, they are reset to what they were before any row.
@@ -154,11 +155,14 @@ def _jumped(
     x, y, weight = rows
     moments, old, known = state.moments, state.scale, state.calibration
     shifted = old.mean.at[-1].add(found.shift * scaling.divisor(old)[-1])
+    centre, square = shifted[-1] + found.ratio * (moments.mean[-1] - old.mean[-1]), moments.square[-1] * found.ratio**2
     fade = jnp.where(found.renew, jnp.minimum(1, guard.RENEWED / jnp.maximum(moments.seen, 1)), 1)
-    moments = Moments(moments.seen * fade, moments.mean.at[-1].add(shifted[-1] - old.mean[-1]), moments.square * fade)
+    moments = Moments(moments.seen * fade, moments.mean.at[-1].set(centre), moments.square.at[-1].set(square) * fade)
     new = scaling.scale_of(scaling.update(moments, jnp.concatenate([x, y[:, None]], 1), weight, SCALE_MEMORY))
     fresh = Scale(shifted.at[-1].set(new.mean[-1]), old.sd.at[-1].set(new.sd[-1]))
-    scale = jax.tree.map(lambda a, b: jnp.where(found.renew, a, b), fresh, Scale(shifted, old.sd))
+    scale = jax.tree.map(
+        lambda a, b: jnp.where(found.renew, a, b), fresh, Scale(shifted, old.sd.at[-1].mul(found.ratio))
+    )
     target = standardised(state._replace(scale=scale), x, y)[1]
     squared = ((target[None] - mean) ** 2 * weight[None]).sum(1) / jnp.maximum(weight.sum(), 1e-30)
     prior = covariance.start(prior_variance(sampler, y)).matrices
@@ -210,7 +214,8 @@ def _learn_chunk(
 ) -> tuple[RegressorState, Array]:
     """Predict some rows, then learn from them; the first rows only join those to be learnt `again`.
 
-    Besides the state, return log density, mean and level of each row, and how far the particles moved: `[B, 4]`.
+    Besides the state, return log density, mean and level of each row, how far the particles moved, and the
+    probability of a jump: `[B, 5]`.
     """
     x, y, weight = chunk
     # The first rows meet particles that have seen nothing, on a scale that is not yet one: never scored.
@@ -233,7 +238,7 @@ def _learn_chunk(
     scores = calibration.scored(state.calibration, one, target)
     density = calibration.log_predictive(state.calibration, scores) - jnp.log(unit)
     level = calibration.level(state.calibration, scores)
-    found = guard.believe(known, one, state.scale, state.surprised, (y, weight), begun)
+    found = guard.believe(known, one, state.scale, (state.surprised, state.recent), (y, weight), begun)
     learnt = jnp.where(found.jump, 0, weight)  # errors of the time before a jump say nothing of those to come
     believed = learnt * found.trust
     if state.gates is not None or state.memory is not None:
@@ -249,33 +254,44 @@ def _learn_chunk(
         paced = jnp.where(begun, believed, 0)
         move = plain.mean - known.weights @ means(sampler, state.trail, z)
         state = state._replace(pace=pacing.learn(state.pace, target - plain.mean, move, paced, known.error))
-    state = when(found.jump | waits, lambda s: _jumped(sampler, s, found, (x, y, weight), seen.mean, waits), state)
-    state = _moved(state._replace(surprised=found.surprised), odd, x, jnp.where(missing, weight[:, None], 0))
+    tested = jnp.where(begun & (known.rounds >= jumps.WARM_UP), believed, 0)
+    if recalled is not None:  # errors in places where no row has been say nothing about a jump
+        tested = jnp.where(recalled.extra[:, 1] < jumps.FAR, tested, 0)
+    odds = jumps.after(state.odds, jumps.wider(level, tested), tested.sum())
+    probability = jnp.where(found.jump, 1, jumps.probability(odds))
+    alarm = found.jump | (probability > jumps.ALARM)
+    state = state._replace(odds=jnp.where(alarm, 0, odds))
+    state = when(alarm | waits, lambda s: _jumped(sampler, s, found, (x, y, weight), seen.mean, waits), state)
+    state = _moved(
+        state._replace(surprised=found.surprised, recent=found.recent), odd, x, jnp.where(missing, weight[:, None], 0)
+    )
     before, whole = state.moments.seen, jnp.where(missing, state.scale.mean[None, :-1], x)
     new = jnp.concatenate([whole, found.y[:, None]], 1), jnp.where(begun, weight, 0)
     old, new = starting.instead(waits, first, state.moments, new)
     moments = scaling.update(old, *new, SCALE_MEMORY)
     state = state._replace(moments=moments)
     forgetting = sampler.each("forgetting", target) ** (weight.sum() / USUAL_ROWS * pacing.faster(state.pace))
+    if sampler.renews:
+        forgetting = jnp.where(alarm & ~found.known, jnp.minimum(forgetting, jumps.KEPT), forgetting)
     early, particles = moments.seen <= sampler.warm_up, state.particles
     # Units change as often, however the rows come; a count that has reached its memory stands still.
     turned = jnp.floor(moments.seen / USUAL_ROWS) > jnp.floor(before / USUAL_ROWS)
     turned |= moments.seen > SCALE_MEMORY - USUAL_ROWS
     state, renewed = rescaled(sampler, state, early, begun & turned, waits, (x, weight))
     now = *standardised(state, x, y), weight * found.trust
-    renew = renewed | found.jump if len(weight) <= PAIR else early | renewed | found.jump  # few rows are all first
+    renew = renewed | alarm if len(weight) <= PAIR else early | renewed | alarm  # few rows are all first
     state = absorb(sampler, state, seen, now, forgetting, renew)
     if state.pace is not None:
         state = state._replace(trail=pacing.follow(state.trail, state.particles, state.pace, paced.sum()))
     state = state._replace(scaled_at=jnp.where(waits & first.enough, moments.seen, state.scaled_at))
-    drift = jnp.full_like(y, root_mean_square(state.particles - particles))
-    return state, jnp.stack([density, one.mean * unit + centre, level, drift], 1)
+    told = root_mean_square(state.particles - particles), probability
+    return state, jnp.stack([density, one.mean * unit + centre, level, *(jnp.full_like(y, one) for one in told)], 1)
 
 
 def _learn_all(
     sampler: Networks, state: RegressorState, cut: tuple[Array, ...]
 ) -> tuple[RegressorState, tuple[Predicted, Array]]:
-    """Learn chunk after chunk; return the state, and for each chunk what was predicted and how far particles moved.
+    """Learn chunk after chunk; return the state, and for each what was predicted, how far particles moved, and P(jump).
 
     One loop serves the chunks of a batch and those of the first rows, which are learnt again with each that joins them:
     the learning code is compiled once.
@@ -295,10 +311,10 @@ def _learn_all(
         back = jnp.where(begins, 0, jnp.where(more, back + 1, -1))
         return state, out.at[at].set(told), jnp.where(back >= 0, at, at + 1), back
 
-    out = jnp.zeros((count, size, 4), rows.dtype)
+    out = jnp.zeros((count, size, 5), rows.dtype)
     begin = (state, out, jnp.zeros((), jnp.int32), jnp.full((), -1, jnp.int32))
     state, out, _, _ = jax.lax.while_loop(lambda carry: carry[2] < count, turn, begin)
-    return state, (Predicted(*jnp.moveaxis(out[..., :-1], 2, 0)), out[:, 0, -1])
+    return state, (Predicted(*jnp.moveaxis(out[..., :3], 2, 0)), out[:, 0, 3:])
 
 
 @compiled
@@ -308,7 +324,7 @@ def step(sampler: Networks, key: Key, state: RegressorState, batch: Batch) -> tu
     batch = cast(batch, state.particles.dtype)
     cut, weight, finite = chunks.cut(sampler.features, batch, state.particles.dtype)
     clock = tick(state, batch)
-    state, (said, drift) = _learn_all(sampler, state, cut)
+    state, (said, told) = _learn_all(sampler, state, cut)
     said = jax.tree.map(lambda leaf: jnp.where(finite, leaf.reshape(-1)[: len(weight)], jnp.nan), said)
     total = weight.sum()
 
@@ -317,7 +333,8 @@ def step(sampler: Networks, key: Key, state: RegressorState, batch: Batch) -> tu
 
     squared = (batch.data[1].astype(weight.dtype) - said.mean) ** 2
     rows = jnp.where(finite, clock.rows, state.rows)
-    info = RegressorInfo(rows, mean(said.log_density), mean(squared), drift.mean(), finite, said)
+    drift, probability = told[:, 0].mean(), told[:, 1].max()
+    info = RegressorInfo(rows, mean(said.log_density), mean(squared), drift, finite, said, probability)
     return state._replace(round=clock.round, rows=rows), info
 
 
@@ -361,4 +378,6 @@ def start(sampler: Networks, w: Particles) -> RegressorState:
         jnp.zeros(sampler.features, dtype),
         pacing.start(dtype) if sampler.half_life is None else None,
         w if sampler.half_life is None else None,
+        jnp.zeros(6, dtype),
+        jnp.zeros((), dtype),
     )

@@ -38,6 +38,7 @@ class RegressorInfo(NamedTuple):
     drift: Scalar
     finite: Array
     predicted: Predicted | None = None  # for each row, before learning
+    probability: Scalar | None = None  # that the data have jumped
 
 
 class RegressorState(NamedTuple):
@@ -60,6 +61,8 @@ class RegressorState(NamedTuple):
     odd: Array | float = 0.0  # [F]: shares of the last few rows whose value is too far off to be one
     pace: Any = 0.0  # [6]: how fast to forget, and why: `_pace.Pace`; None with a given half-life
     trail: Any = 0.0  # [n, d]: a running mean of the particles, or None
+    recent: Array | float = 0.0  # [6]: moments of the last few surprising rows: `_guard`
+    odds: Scalar | float = 0.0  # of a jump, against none: `_jumps`
 
 
 @dataclass(frozen=True)
@@ -87,6 +90,11 @@ class Networks(Unforked):
     def gated(self) -> bool:
         """Whether useless columns fade; a linear model's own shrinkage is exact."""
         return bool(self.hidden) and self.features > self.fading_above
+
+    @property
+    def renews(self) -> bool:
+        """Whether most of the past is forgotten when the data have jumped; a given half-life overrides that."""
+        return self.half_life is None
 
     @property
     def remembered(self) -> int:

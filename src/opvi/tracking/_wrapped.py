@@ -34,14 +34,15 @@ class WrappedInfo(NamedTuple):
     predicted: Predicted | None  # for each row, before learning
     changed: Array | None  # True: the data changed; None where nobody watches
     inner: Info  # the sampler's own, without what it predicted
+    probability: Scalar | None = None  # that the data have jumped; None where nobody watches
 
 
 def wrapped_info(info: Info) -> WrappedInfo:
     """Return a sampler's Info as its wrapper passes it on; predictions are stored once, in the outermost."""
     predicted = getattr(info, "predicted", None)
     inner = info if predicted is None else info._replace(predicted=None)  # type: ignore[attr-defined]
-    changed = getattr(info, "changed", None)
-    return WrappedInfo(info.rows, info.log_predictive, info.drift, info.finite, predicted, changed, inner)
+    changed, probability = getattr(info, "changed", None), getattr(info, "probability", None)
+    return WrappedInfo(info.rows, info.log_predictive, info.drift, info.finite, predicted, changed, inner, probability)
 
 
 @dataclass(frozen=True)
@@ -81,6 +82,11 @@ class Wrapper(Unforked):
     def relearn(self) -> Callable[[Key, Wrapped, Batch], Wrapped]:
         """Learn from rows seen before: parameters only. Missing, as an attribute, where the sampler lacks it."""
         return partial(_relearn, self.sampler.relearn)  # type: ignore[attr-defined]
+
+    @property
+    def renews(self) -> bool:
+        """Whether the sampler acts on jumps of the data by itself."""
+        return getattr(self.sampler, "renews", False)
 
     @property
     def about(self) -> str:

@@ -372,6 +372,7 @@ class Learner:
             f"recent_{name}": plain(told.recent.error),
             f"baseline_{name}": plain(told.baseline),
             "drift_alarms": told.alarm_count,
+            "jump_probability": plain(told.probability),
             "refused_batches": told.refused,
             **self.figures.told(self.schema.task, self.schema.classes),
         }

@@ -85,6 +85,7 @@ def contents(known: Learnt, title: str, command: str) -> Contents:
         figures=tree["figures"].told(schema.task, classes) if "figures" in tree else {},
         columns=tree["columns"].told(schema) if "columns" in tree else [],
         alarms=summary.alarms,
+        probability=summary.probability,
         settings=_settings(known),
         versions={**known.about.get("versions", {})},
         command=command,

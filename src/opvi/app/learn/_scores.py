@@ -67,6 +67,7 @@ class Scores(NamedTuple):
     alarms: np.ndarray  # rows at which the alarm sounded
     alarm_count: np.ndarray
     refused: np.ndarray  # batches whose update was not finite
+    probability: np.ndarray | float = 0.0  # that the data have jumped, after the last batch
 
 
 def start(task: str, classes: int) -> Scores:
@@ -86,6 +87,7 @@ def start(task: str, classes: int) -> Scores:
         np.zeros(0, np.int64),
         zero,
         zero,
+        np.zeros(()),
     )
 
 
@@ -124,6 +126,7 @@ def add(scores: Scores, task: str, fed: Fed) -> Scores:
         alarms=np.concatenate([scores.alarms, changed])[-MOST_ALARMS:],
         alarm_count=scores.alarm_count + len(changed),
         refused=scores.refused + (~info.finite).sum(),
+        probability=np.asarray(info.probability[-1], float) if len(rows) else scores.probability,
     )
 
 
@@ -167,6 +170,7 @@ class Summary(NamedTuple):
     alarms: list[int]
     alarm_count: int
     refused: int
+    probability: float  # that the data have jumped by now
 
 
 def summary(scores: Scores, task: str) -> Summary:
@@ -197,6 +201,7 @@ def summary(scores: Scores, task: str) -> Summary:
         [int(row) for row in scores.alarms],
         int(scores.alarm_count),
         int(scores.refused),
+        float(scores.probability),
     )
 
 

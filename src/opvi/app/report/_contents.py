@@ -96,6 +96,7 @@ class Contents(NamedTuple):
     figures: Mapping[str, object] = {}  # mae, r2, auc, confusion: those there are
     columns: Sequence[ColumnTold] = ()
     alarms: Sequence[int] = ()  # rows at which the drift alarm sounded
+    probability: float | None = None  # that the data have jumped by now
     effects: Sequence[Effect] = ()
     posterior: Projection | None = None
     settings: Mapping[str, str] = {}

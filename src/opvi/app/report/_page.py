@@ -112,6 +112,8 @@ def headline(contents: Contents) -> list[tuple[str, str, str]]:
     elif math.isfinite(auc):
         more = [("Area under ROC", number(auc, 3), "a half is guessing, 1 ranks every pair of rows correctly")]
     last = f"last at row {contents.alarms[-1]:,}" if contents.alarms else "predictions never became suddenly worse"
+    if contents.probability is not None:
+        last += f"; probability of a jump by now: {percent(contents.probability)}"
     return [
         ("Rows learnt", f"{contents.rows:,}", "each predicted before it was learnt"),
         error,
