@@ -6,7 +6,9 @@ import numpy as np
 import pytest
 
 import opvi
+from opvi.tracking import _calibration as calibration
 from opvi.tracking import _guard as guard
+from opvi.tracking import _scaling as scaling
 
 SMALL = opvi.regressor(3, hidden=(6,), particles=5)
 ROWS, HALF = 2000, 1000
@@ -125,6 +127,33 @@ def test_a_relation_that_turns_round_is_learnt_anew(clean):
     X, y, _ = clean
     e, _ = errors(X, np.where(np.arange(ROWS) >= HALF, 400 - y, y))
     assert rms(e[HALF + 200 : HALF + 400]) < 0.3 * y.std()
+
+
+def test_only_a_level_or_a_unit_leaves_the_past_as_it_is():
+    rng = np.random.default_rng(6)
+    m, noise = rng.normal(size=20), 0.1 * rng.normal(size=20)
+    known = calibration.start(2, 1, jnp.float32)._replace(error=jnp.asarray(0.01), rounds=jnp.asarray(50.0))
+    one = calibration.Combined(jnp.asarray(m, jnp.float32), jnp.zeros(20), jnp.zeros(20))
+    scale, before = scaling.Scale(jnp.zeros(2), jnp.ones(2)), (jnp.zeros(2), jnp.zeros(6))
+
+    @jax.jit
+    def believed(y):
+        return guard.believe(known, one, scale, before, (y, jnp.ones(20)), jnp.array(True))
+
+    other = rng.normal(size=20)
+    cases = {"no jump": m, "level": m + 5, "unit": 20 * m - 40, "part": m + 3 + 0.4 * other, "all": 30 * other}
+    found = {name: believed(jnp.asarray(y + noise, jnp.float32)) for name, y in cases.items()}
+    said = {name: (bool(one.jump), bool(one.known), bool(one.renew)) for name, one in found.items()}
+    assert said == {
+        "no jump": (False, False, False),
+        "level": (True, True, False),
+        "unit": (True, True, False),
+        "part": (True, False, False),
+        "all": (True, False, True),
+    }
+    assert float(found["level"].ratio) == 1
+    assert float(found["level"].shift) == pytest.approx(5, abs=0.1)
+    assert float(found["unit"].ratio) == pytest.approx(20, abs=0.2)
 
 
 def test_heavy_tails_are_noise_and_not_garbage():
