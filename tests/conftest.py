@@ -37,6 +37,12 @@ jax.config.update("jax_numpy_dtype_promotion", "strict")
 gc.disable()  # while tests are loaded, of which nothing can be collected
 
 
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """The last tests of a file are those that forget all programs: others need not compile theirs again."""
+    files = {path: at for at, path in enumerate(dict.fromkeys(item.path for item in items))}
+    items.sort(key=lambda item: (files[item.path], "retraced" in getattr(item, "fixturenames", ())))
+
+
 def pytest_collection_finish() -> None:
     """What is loaded by now stays: the collector need not look at it again and again, nor after every 700 objects."""
     gc.enable()

@@ -106,6 +106,7 @@ def test_particles_settle_on_the_posterior_of_batch_over_repulsion_rows(repulsio
     assert int(state.rows) == 40_000  # while the true posterior of what was seen is 2,000 times narrower
 
 
+@pytest.mark.slow
 def test_the_law_holds_for_opvi_as_published():
     """SVGD's kernel adds a bias of its own; OPVI at λ = 0.1 must equal SVGD on ten copies of the batch."""
     batch = gaussian_data(20, 0)

@@ -53,6 +53,7 @@ def test_a_process_that_is_busy_inside_a_library_ends_all_the_same(source, signa
     assert words in told
 
 
+@pytest.mark.slow
 def test_a_pipe_that_is_stopped_keeps_the_rows_it_gave(tmp_path, monkeypatch):
     """They wait in the checkpoint, are learnt first when the run is resumed, and the bits are those of no stop."""
     monkeypatch.setattr(learner, "ROWS", 80)

@@ -207,6 +207,7 @@ def broker(tmp_path):
         yield running
 
 
+@pytest.mark.slow
 def test_a_stream_of_nats_through_stops_and_the_brokers_end(broker, payloads, from_file, tmp_path, capsys):
     brokers.publish(broker.url, payloads[:500])
     url = f"{broker.url}/{brokers.SUBJECT}"

@@ -65,9 +65,9 @@ def check(sampler, state, mean, C, tracker=None):
 @pytest.mark.parametrize(
     ("dim", "count", "batch", "half_life", "mean", "variance"),
     [
-        (60, 1000, 20, math.inf, 0.0, 1.0),
+        pytest.param(60, 1000, 20, math.inf, 0.0, 1.0, marks=pytest.mark.slow),
         (60, 40, 20, math.inf, 2.0, 0.09),  # fewer rows than parameters: the prior decides
-        (200, 600, 100, 50.0, 2.0, 0.09),
+        pytest.param(200, 600, 100, 50.0, 2.0, 0.09, marks=pytest.mark.slow),
     ],
 )
 def test_draws_of_gauss_newton_are_the_posteriors(dim, count, batch, half_life, mean, variance):

@@ -99,6 +99,7 @@ def test_kronecker_factors_of_a_linear_model_are_its_curvature():
         np.testing.assert_allclose(np.concatenate([moved.weights[:, 0], moved.bias]), move, rtol=2e-3, atol=1e-4)
 
 
+@pytest.mark.slow
 def test_kfac_learns_classes_without_a_step_size():
     rng = np.random.default_rng(0)
     X = rng.normal(size=(3000, 4)).astype(np.float32)

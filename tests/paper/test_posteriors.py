@@ -146,6 +146,7 @@ def test_every_posterior_has_a_model():
     assert set(MODELS) == set(POSTERIORDB)
 
 
+@pytest.mark.slow
 def test_a_tracking_trial_measures_against_the_exact_posterior():
     size = tracking.Size(rounds=6, particles=12, window=16)
     target = opvi.gaussian_mixture()

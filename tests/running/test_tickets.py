@@ -44,6 +44,7 @@ def test_the_score_is_that_of_the_prediction_made_in_time_and_learning_that_of_l
         late.feed(first, y[:4])
 
 
+@pytest.mark.slow
 def test_labels_of_classes_weights_and_rows_that_wait_for_a_batch():
     sampler = opvi.calibrated(
         opvi.kfac(target := opvi.mlp(2, (3,), opvi.categorical(), outputs=3)), target, particles=2

@@ -201,6 +201,6 @@ def test_exponents_start_as_the_first_member_and_survive_bad_numbers():
     np.testing.assert_allclose(jnp.exp(pool(exponents, log_p)), jnp.exp(log_p[0]), atol=0.005)
     spoilt = sharpened(exponents, log_p.at[0, 0, 0].set(jnp.nan), jnp.zeros(5, int), jnp.ones(5))
     assert jax.tree.all(jax.tree.map(np.array_equal, spoilt, exponents))
-    sure = jnp.log(jnp.eye(4)[None, :, :] * jnp.ones((3, 1, 1)))  # log 0 = -inf
-    learnt = sharpened(exponents, sure, jnp.array([1, 2, 3, 0]), jnp.ones(4))
+    sure = jnp.log(jnp.eye(4)[None, jnp.arange(5) % 4] * jnp.ones((3, 1, 1)))  # log 0 = -inf
+    learnt = sharpened(exponents, sure, jnp.array([1, 2, 3, 0, 1]), jnp.ones(5))
     assert all(bool(jnp.isfinite(leaf).all()) for leaf in learnt)

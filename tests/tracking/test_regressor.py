@@ -90,6 +90,7 @@ def test_predictions_of_a_batch_do_not_depend_on_its_company(learnt):
     np.testing.assert_allclose(alone.sd(), together.sd()[:7], rtol=1e-3)
 
 
+@pytest.mark.slow
 def test_padding_does_not_count(learnt):
     state, _, X, y = learnt
     plain, info = SMALL.step(KEY, state, opvi.batch((X[:1], y[:1])))
@@ -164,6 +165,7 @@ def test_whatever_comes_the_state_stays_finite_and_predicts(size, unit, shape, s
     assert (np.asarray(predictive.sd()) > 0).all()
 
 
+@pytest.mark.slow
 def test_memory_cuts_covariances_into_blocks():
     full = SMALL.init(KEY).past.matrices
     tight = opvi.regressor(FEATURES, hidden=(6,), particles=5, budget=full.nbytes / 3)

@@ -97,6 +97,7 @@ def _means(state, info, batch):
     return info.predicted.mean
 
 
+@pytest.mark.slow
 def test_values_that_stand_for_none_cost_little():
     """One row in 16 has a -999, one of the first among them: errors on the others, from row 200 on."""
     X, y = drawn_by_the_thousand()

@@ -109,6 +109,7 @@ def test_samplers_that_do_not_act_on_jumps_say_so():
     assert opvi.watched(opvi.remembering(LINE, 9, again=0, example=EXAMPLE)).renews
 
 
+@pytest.mark.slow
 def test_learning_again_passes_through():
     outer = opvi.watched(opvi.remembering(LINE, 20, example=EXAMPLE))
     state, batch = outer.init(KEY), opvi.batch(drawn(20))
