@@ -2,13 +2,9 @@
 
 import argparse
 import json
-import pickle
-import subprocess
-import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -24,13 +20,6 @@ MODELS, FEATURES, PARTICLES, SEED = 10_000, 9, 20, 0
 TARGET_COST = 5.0  # µs per row: 200,000 rows per second
 WIDE = ("SVGD", "OPVI", "Langevin")  # the others factorise matrices: one lane and one core at a time
 SECONDS = 6.0  # for each line
-INLINE = """
-import pickle, sys, jax
-jax.config.update("jax_cpu_enable_async_dispatch", False)  # looked at once, before the first array
-from benchmarks import fleet
-fleet.threadpool_limits(limits=1)
-sys.stdout.buffer.write(pickle.dumps(list(fleet.one_row_here())))
-"""
 LINEAR = opvi.linear_regression(FEATURES)
 SAMPLERS: dict[str, tuple[Any, Any]] = {
     "SVGD": (opvi.svgd(LINEAR, step=0.01), PARTICLES),
@@ -157,22 +146,16 @@ def on_disk() -> Iterator[Result]:
 
 
 def one_row() -> Iterator[Result]:
-    """Compare calls with one row to their share of a call with all rows; then in a process that computes inline."""
-    yield from one_row_here()
-    done = subprocess.run([sys.executable, "-c", INLINE], check=True, stdout=subprocess.PIPE)
-    for result in pickle.loads(done.stdout):
-        yield replace(result, size=f"{result.size}, inline")
-
-
-def one_row_here() -> Iterator[Result]:
     """Compare calls with one row, including the rounds they fill, to their share of a call with all rows."""
     for batch_size in (1, 20):
         made, (ids, (X, y)) = fleet("OPVI", batch_size=batch_size), arrivals("OPVI", MODELS, batch_size)
-        few = [ids[row % 50 : row % 50 + 1] for row in range(1000)]  # 20 rows of each of some 50 models
+        few = [  # 20 rows of each of some 50 models
+            (ids[row % 50 : row % 50 + 1], (X[row : row + 1], y[row : row + 1])) for row in range(1000)
+        ]
 
-        def rows(made: Any = made, few: Any = few, X: Any = X, y: Any = y) -> None:
-            for row, whose in enumerate(few):
-                made.learn(whose, (X[row : row + 1], y[row : row + 1]))
+        def rows(made: Any = made, few: Any = few) -> None:
+            for whose, row in few:
+                made.learn(whose, row)
 
         spent: dict[str, list[float]] = {"one": [], "bulk": []}
         walls: dict[str, list[float]] = {"one": [], "bulk": []}

@@ -1,4 +1,4 @@
-"""What opvi asks of a CPU: its compiler, and the threads of BLAS."""
+"""What opvi asks of a CPU: its compiler, a device that computes at once, and the threads of BLAS."""
 
 import threading
 
@@ -8,7 +8,7 @@ import pytest
 
 import opvi
 from opvi import _cpu
-from opvi._cpu import compiler_options, one_blas_thread
+from opvi._cpu import compiler_options, inline_device, one_blas_thread
 
 
 @pytest.fixture
@@ -81,3 +81,18 @@ def test_xla_knows_what_it_is_asked_for():
     for quick in (False, True):
         double = jax.jit(lambda x: 2 * x, compiler_options=compiler_options(quick))
         assert double(3.0) == 6.0
+
+
+def test_the_inline_device_has_computed_when_the_call_returns(monkeypatch):
+    device = inline_device()
+    assert device is inline_device()
+    long = jax.jit(lambda x: jax.lax.fori_loop(0, 300, lambda _, x: jax.numpy.tanh(x @ x), x))
+    x = np.ones((100, 100), np.float32)
+    given = jax.device_put(x, device).block_until_ready()
+    long(given).block_until_ready()  # compiles
+    assert long(given).is_ready()
+    monkeypatch.setattr(jax, "default_backend", lambda: "gpu")
+    assert inline_device.__wrapped__() is None
+    monkeypatch.undo()
+    monkeypatch.setattr("jaxlib.xla_client.make_cpu_client", None)  # a jaxlib without such a function
+    assert inline_device.__wrapped__() is None

@@ -1,4 +1,4 @@
-"""CPU settings: options for the compiler, and a single BLAS thread while a model learns."""
+"""CPU settings: options for the compiler, a device that computes in the calling thread, a single BLAS thread."""
 
 import threading
 from collections.abc import Iterator
@@ -23,6 +23,25 @@ def compiler_options(quick: bool) -> dict[str, int | bool] | None:
         return None
     older: dict[str, int | bool] = {"xla_cpu_use_fusion_emitters": False} if jax.__version__.startswith("0.10.") else {}
     return {**older, "xla_backend_optimization_level": 0} if quick else older
+
+
+@cache
+def inline_device() -> Any:
+    """Return a CPU device whose programs run in the calling thread; None if the default device is not a CPU.
+
+    JAX's own CPU devices hand a program to another thread and wait for it, which takes longer than a small program
+    itself, unless `jax_cpu_enable_async_dispatch` was off before JAX's first array. This is a device of a second client
+    (1 ms, and idle threads), so arrays on it do not mix with others: read them at once, as NumPy arrays.
+    """
+    if jax.default_backend() != "cpu":
+        return None
+    try:
+        from jaxlib import xla_client
+
+        client: Any = xla_client.make_cpu_client(asynchronous=False, num_devices=1)
+        return client.local_devices()[0]
+    except (ImportError, AttributeError, TypeError):  # not a public function of jaxlib's: seen in 0.8 to 0.11
+        return None
 
 
 @contextmanager

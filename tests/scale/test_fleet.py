@@ -14,7 +14,7 @@ import opvi
 from opvi.predictive import Categorical, Predictive
 from opvi.running import CheckpointError
 from opvi.running._saving import LockedError
-from opvi.scale.fleet import Keyed
+from opvi.scale.fleet import Keyed, _alone
 from opvi.scale.fleet import _programs as programs
 from opvi.scale.fleet._store import Store
 
@@ -84,6 +84,65 @@ def test_calls_of_one_row_do_what_a_call_of_all_does(batch_size, tmp_path):
     fleet.close()
     with opvi.Fleet.load(tmp_path / "a", LANGEVIN) as again:
         assert all(again._record(name).tobytes() == bulk._record(name).tobytes() for name in set(ids))
+
+
+@pytest.mark.parametrize("most", [None, 2])
+def test_single_rows_that_wait_are_seen_by_all_that_looks(most, tmp_path, monkeypatch):
+    """They lie beside their records until somebody looks, or until they are too many."""
+    X, y = rows_of(60)
+    monkeypatch.setattr(_alone, "FRESH_BYTES", _alone.FRESH_BYTES if most is None else most * 4 * (3 * 4 + 2 * 64))
+    fleet, bulk = fleet_of(path=tmp_path / "a", hot=8), fleet_of()
+    for of in (fleet, bulk):
+        of.learn(list(range(5)), (X[:5], y[:5]))
+    bulk._keyed.alone = None  # rows go the long way
+    looks = {
+        9: lambda of: of.waiting(2),
+        14: lambda of: of.ids,
+        18: lambda of: of.save(tmp_path / "copy"),
+        22: lambda of: of.learn([1, 3, 3], (X[:3], y[:3])).ids,
+        27: lambda of: len(of.flush().ids),
+        33: lambda of: of.forget(4),
+        37: lambda of: of.learn(list(range(30, 42)), (X[:12], y[:12])).ids,  # more than are in memory
+        41: lambda of: of.predict([0], X[:1]).mean().item(),
+    }
+    for row in range(5, 60):
+        name = row % 4 if row % 3 else 4
+        one = fleet.learn([name], (X[row : row + 1], y[row : row + 1])), looks.get(row, len)(fleet)
+        other = bulk.learn([name], (X[row : row + 1], y[row : row + 1])), looks.get(row, len)(bulk)
+        assert (one[0].ids, one[1]) == (other[0].ids, other[1])
+        assert len(fleet._store.fields.fresh) <= (most or 5)
+    fleet.save()
+    for of in (fleet, bulk):
+        of.learn([0], (X[:1], y[:1]))
+    assert fleet._store.fields.fresh  # the row did not fill a batch
+    fleet.save()
+    fleet.close()
+    with opvi.Fleet.load(tmp_path / "a", LANGEVIN) as again:
+        assert again.ids == bulk.ids
+        assert all(again._record(name).tobytes() == bulk._record(name).tobytes() for name in bulk.ids)
+
+
+def test_what_is_put_or_forgotten_leaves_no_single_row_behind():
+    X, y = rows_of(1)
+    fleet = fleet_of()
+    fleet.learn([0, 1, 2], (X.repeat(3, 0), y.repeat(3)))
+    store, new = fleet._store, fleet._keyed.start([0, 2])
+    for name in (0, 1, 2):
+        fleet.learn([name], (X, y))
+    assert len(store.fields.fresh) == 3
+    store.put([0], new[:1])
+    for name in (1, 2):
+        fleet.learn([name], (X, y))
+    with store.through() as put:
+        put([2], new[1:])
+    assert store.get([0, 2])[0].tobytes() == new.tobytes()
+    assert not store._used[[owner is None for owner in store._owner]].any()
+    for _ in range(2):  # the first fills a batch
+        fleet.learn([1], (X, y))
+    store.forget(1)
+    fleet.learn([9], (X, y))
+    assert fleet.waiting(9) == 1
+    assert not store._used[[owner is None for owner in store._owner]].any()
 
 
 @pytest.mark.parametrize("name", ["langevin", "linear_ekf", pytest.param("regressor", marks=pytest.mark.slow)])

@@ -8,7 +8,8 @@ import pytest
 import opvi
 from benchmarks import fleet_kills
 from opvi.scale import Keyed
-from opvi.scale.fleet._alone import Alone, Parcel, closed
+from opvi.scale.fleet import _alone
+from opvi.scale.fleet._alone import Alone, Fields, Parcel, closed, small
 from opvi.scale.fleet._ids import as_bytes, from_bytes
 from opvi.scale.fleet._programs import Form
 
@@ -127,7 +128,7 @@ def test_leaves_of_any_kind_go_through_words():
 def test_a_parcel_of_leaves_of_any_kind_comes_back():
     """Those smaller than a word, and of lengths that fill none, are in every place: first, between others, last."""
     leaves = (np.arange(5, dtype=np.uint8), np.float32([[1, -2]]), np.array([True, False, True]), np.float16([0.5, 3]))
-    leaves = *leaves, np.int32(7), np.zeros(0, np.float32), np.array(True)
+    leaves = *leaves, np.int32(7), np.float32(-0.5), np.zeros(0, np.float32), np.array(True)
     parcel = Parcel.of(leaves)
     words = np.asarray(jax.jit(closed)(leaves))
     host = np.frombuffer(words, parcel.fields)
@@ -141,21 +142,52 @@ def test_a_single_row_that_is_not_as_it_should_be_takes_the_long_way():
     alone = KEYED.alone
     X, y = rows_of(1)
     assert isinstance(alone, Alone)
-    assert [leaf.dtype for leaf in alone.leaves((X.astype(float), y))] == [np.float32, np.float32]
-    most = np.full_like(X, 6e17)
-    assert np.array_equal(alone.leaves((most, y))[0], most)
+    assert alone.row((X.astype(float), y)) == alone.row((X, y)) == [X.tobytes(), y.tobytes()]
+    most = np.full_like(X, 1e17)
+    assert alone.row((most, y)) == [most.tobytes(), y.tobytes()]
+    assert alone.row((np.full((1, 2), 10**17), y)) == [most.tobytes(), y.tobytes()]
     odd = [
         (X + np.nan, y),
         (X, y - np.inf),
         (X + 1.1e18, y),
         (X + 1e30, y),
+        (X.astype(float) + 1e300, y),
+        (X, y.astype(float) - 1e300),
+        (X, y + np.longdouble(1e30)),
+        (X, np.array([2 * 10**18])),
         (X[:, :1], y),
         (X, y[0]),
         (X.tolist(), y),
         (X * 1j, y),
     ]
     for row in [*odd, [X, y], (X,), (X, y, y), ((X, y), y), X, None]:
-        assert alone.leaves(row) is None
+        assert alone.row(row) is None
+
+
+@pytest.mark.parametrize("kind", [np.float16, np.float32, np.float64])
+def test_small_numbers_are_recognised_by_a_byte(kind):
+    kind = np.dtype(kind)
+    words = np.random.default_rng(0).integers(0, 256, (2000, kind.itemsize), np.uint8)  # NaN and infinity among them
+    numbers = np.concatenate([words.view(kind)[:, 0], np.array([0, -0.0, 1e4, -1e4, np.inf, -np.inf, np.nan], kind)])
+    told = np.array([small(kind).all(number.tobytes()) for number in numbers])
+    with np.errstate(invalid="ignore"):  # some of the NaN
+        size = np.abs(numbers.astype(float))
+    assert (size[told] <= 1e18).all()
+    assert told[size <= (1e4 if kind.itemsize == 2 else 1e14)].all()
+    assert not small(kind).all(np.array([1, 2, np.nan, 3], kind).tobytes())
+
+
+def test_one_row_is_learnt_in_the_thread_that_calls_with_the_same_bits(monkeypatch):
+    rows = KEYED.alone.row(rows_of(1))
+    models = []
+    for device in (_alone.inline_device(), None):  # None: as on a GPU
+        monkeypatch.setattr(_alone, "inline_device", lambda device=device: device)
+        keyed = keyed_of(batch_size=1)
+        fields = Fields(keyed.start(["a"]))
+        assert keyed.alone.learn(fields, 0, rows).finite.all()
+        models.append(fields.model)
+        assert keyed.alone._program.input_shardings[0][0].device_set == {device or jax.devices()[0]}
+    assert np.array_equal(*models)
 
 
 @pytest.mark.slow  # two processes that import JAX

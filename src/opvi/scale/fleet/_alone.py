@@ -4,21 +4,27 @@ A program takes one array of words and returns another: for a small model each f
 """
 
 import math
-from functools import partial
+import sys
+from collections.abc import Sequence
+from functools import cache, partial
+from itertools import groupby
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
+from opvi._cpu import inline_device
 from opvi._forks import refuse_forked
-from opvi.scale.fleet._ids import Layout
+from opvi.scale.fleet._ids import Layout, sound
 from opvi.scale.fleet._programs import Form, after
 from opvi.types import LARGEST_VALUE, Array, Batch, Data, Info, Sampler, Tree
 
 WORD: np.dtype = np.dtype(np.uint32)
 BYTE: np.dtype = np.dtype(np.uint8)
-SOUND = 0.9 * LARGEST_VALUE**2  # squares up to this sum are of numbers that are small enough
+ARRAY = np.ndarray
+FRESH_BYTES = 1 << 25  # of waiting rows outside their records
+OBJECT_BYTES = 64  # what Python adds to each leaf of a row
 
 
 class Parcel(NamedTuple):
@@ -76,7 +82,16 @@ def closed(tree: Tree) -> Array:
             part = jax.lax.bitcast_convert_type(part, BYTE).reshape(-1)
             part = jnp.pad(part, (0, -len(part) % WORD.itemsize)).reshape(-1, WORD.itemsize)
         parts.append(jax.lax.bitcast_convert_type(part, WORD).reshape(-1))
-    return jnp.concatenate(parts)
+    groups = ((single, list(group)) for single, group in groupby(parts, lambda part: len(part) == 1))
+    return jnp.concatenate([part for single, group in groups for part in ([in_a_row(group)] if single else group)])
+
+
+def in_a_row(words: list[Array]) -> Array:
+    """Return single words as one array, in one operation: XLA's concatenation has one for each of its parts."""
+    out = jnp.zeros(len(words), WORD)
+    for place, word in enumerate(words):
+        out = jnp.where(jnp.arange(len(words)) == place, word, out)
+    return out
 
 
 @partial(jax.jit, static_argnums=(0, 1, 2, 3))
@@ -100,13 +115,78 @@ def advance_one_closed(sampler: Sampler, form: Form, given: Parcel, weight: np.d
     return closed(advance_one(sampler, form, given, weight, words))
 
 
+class Small(NamedTuple):
+    """Recognises small floats of one dtype by the byte with their exponent, sooner than NumPy's functions do."""
+
+    first: slice  # those bytes
+    table: bytes  # 0 where all numbers that begin with a byte are finite and at most `LARGEST_VALUE`, 255 elsewhere
+
+    def all(self, numbers: bytes) -> bool:
+        """Return whether all numbers are small; some near the limit are not recognised."""
+        return numbers[self.first].translate(self.table).isascii()
+
+
+EVERY = Small(slice(0, 0), b"")  # for numbers that need not be looked at
+
+
+@cache
+def small(kind: np.dtype) -> Small | None:
+    """Return how small numbers of a dtype are recognised; None if they are not floats of the usual sizes."""
+    if kind.kind != "f" or kind.itemsize > 8 or not kind.isnative:
+        return None
+    first = slice(kind.itemsize - 1 if sys.byteorder == "little" else 0, None, kind.itemsize)
+    most = np.full((256, kind.itemsize), 255, BYTE)  # the largest number that begins with each byte, or NaN
+    most[:, first] = np.arange(256)[:, None]
+    with np.errstate(invalid="ignore"):  # NaN
+        good = np.abs(most.view(kind)[:, 0].astype(float)) <= LARGEST_VALUE
+    return Small(first, bytes(np.where(good, 0, 255).astype(BYTE)))
+
+
+def stored(leaf: np.ndarray, kind: np.dtype) -> np.ndarray | None:
+    """Return numbers in the dtype in which they are stored; None if they do not fit."""
+    if not np.can_cast(leaf.dtype, kind, "same_kind"):
+        return None
+    numbers = small(leaf.dtype)
+    if kind.kind == "f" and not (sound([leaf.astype(float)]) if numbers is None else numbers.all(leaf.tobytes())):
+        return None
+    return leaf.astype(kind)
+
+
 class Fields:
-    """The fields of an array of records, looked up once, and room for what a program takes. For one thread."""
+    """The fields of an array of records, looked up once, and rows on their way into them. For one thread."""
 
     def __init__(self, records: np.ndarray):
+        names = [name for name in records.dtype.names or () if name.startswith("row")]
         self.model, self.waiting = records["model"], records["waiting"]
-        self.rows = [records[name] for name in records.dtype.names or () if name.startswith("row")]
-        self.parcel: tuple[np.ndarray, np.ndarray, list[np.ndarray]] | None = None  # words; its model and its rows
+        self.rows = [records[name] for name in names]
+        begin = records.dtype.fields[names[0] if names else "waiting"][1]  # type: ignore[index]
+        self.rest = records.view(BYTE).reshape(len(records), records.itemsize)[:, begin:]  # waiting rows, their number
+        self.fresh: dict[int, list[Any]] = {}  # by place: how long this list can be, then the leaves of waiting rows
+        self.settled: list[int] = []  # places that were written to, for the owner of the records to clear
+        self.parcel: tuple[np.ndarray, np.ndarray, list[memoryview]] | None = None  # words; its model and its rows
+
+    def begun(self, place: int, most: int) -> list[Any]:
+        """Return an empty list for rows of a record; there are at most so many lists."""
+        if len(self.fresh) >= most:
+            self.settle()
+        rows = self.fresh[place] = [1 + len(self.rows) * (self.rows[0].shape[1] - self.waiting.item(place))]
+        return rows
+
+    def settle(self) -> None:
+        """Write fresh rows to the records. Needed before anything but `Alone` looks at them."""
+        if not self.fresh:
+            return
+        each, lists = len(self.rows), self.fresh.values()
+        counts = np.array([(len(rows) - 1) // each for rows in lists])
+        places = np.fromiter(self.fresh, int, len(counts))
+        before = self.rows[0].shape[1] - np.array([(rows[0] - 1) // each for rows in lists])
+        at = np.arange(counts.sum()) + (before + counts - np.cumsum(counts)).repeat(counts)
+        for index, target in enumerate(self.rows):
+            data = b"".join([leaf for rows in lists for leaf in rows[1 + index :: each]])
+            target[places.repeat(counts), at] = np.frombuffer(data, target.dtype).reshape(len(at), *target.shape[2:])
+        self.waiting[places] = before + counts
+        self.settled += self.fresh
+        self.fresh = {}
 
 
 class Alone:
@@ -125,64 +205,78 @@ class Alone:
         given = Parcel.of((jax.ShapeDtypeStruct((form.ends[-1],), form.word), layout.tree(leaves)))
         self._last, self._given = batch_size - 1, given
         self._static = sampler, form, given, np.dtype(weight)
-        self._structure = layout.structure
-        self._kinds = [(index, (1, *shape), kind) for index, (shape, kind) in enumerate(layout.kinds)]
+        self._structure, self._count = layout.structure, len(layout.shapes)
+        self._plain = layout.structure == jax.tree.structure((0,) * self._count)
+        self._kinds = [((1, *shape), kind, *(small(kind) or EVERY)) for shape, kind in layout.kinds]
+        sizes = [math.prod(shape) * kind.itemsize for shape, kind in layout.kinds]
+        self._most = FRESH_BYTES // (batch_size * (sum(sizes) + OBJECT_BYTES * self._count))
         self._program: Any = None
 
-    def leaves(self, row: Data) -> list[np.ndarray] | None:
+    def row(self, data: Data) -> list[bytes] | None:
         """Return the leaves of one row that is as it should be; None for any other, which takes a longer look."""
-        try:
-            leaves = self._structure.flatten_up_to(row)
-        except (TypeError, ValueError):
-            return None
-        for index, shape, kind in self._kinds:
-            leaf = leaves[index]
-            if type(leaf) is not np.ndarray or leaf.shape != shape:
+        if self._plain and type(data) is tuple:
+            leaves: Sequence[Any] = data
+        else:
+            try:
+                leaves = self._structure.flatten_up_to(data)
+            except (TypeError, ValueError):
                 return None
-            if leaf.dtype is not kind and leaf.dtype != kind:
-                if not np.can_cast(leaf.dtype, kind, "same_kind"):
+        if len(leaves) != self._count:
+            return None
+        row: list[bytes] = []
+        for shape, kind, first, table in self._kinds:
+            leaf = leaves[len(row)]
+            if type(leaf) is not ARRAY or leaf.shape != shape:
+                return None
+            if leaf.dtype is not kind:
+                leaf = stored(leaf, kind)
+                if leaf is None:
                     return None
-                leaf = leaves[index] = np.asarray(leaf, kind)
-            if kind.kind == "f":
-                flat = leaf.ravel()
-                with np.errstate(over="ignore"):  # the longer look says what is wrong
-                    square = flat.dot(flat)
-                if not square <= SOUND:  # nor for NaN
-                    return None
-        return leaves
+            part = leaf.tobytes()
+            if table and not part[first].translate(table).isascii():  # `Small.all`, without a call
+                return None
+            row.append(part)
+        return row
 
-    def learn(self, fields: Fields, place: int, leaves: list[np.ndarray]) -> Info | None:
+    def learn(self, fields: Fields, place: int, row: list[bytes]) -> Info | None:
         """Add a row to a record; return the Info, with a first axis of 1, if the row filled a batch.
 
-        If this raises, the record is as before.
+        If this raises, nothing was added. Rows that wait are in `fields.fresh` until it is settled.
         """
         refuse_forked()
-        last, waiting = self._last, fields.waiting
-        before = waiting.item(place) if last else 0
-        if before < last:
-            for row, leaf in zip(fields.rows, leaves, strict=True):
-                row[place, before] = leaf[0]
-            waiting[place] = before + 1
-            return None
+        if not self._last:
+            return self._round(fields, place, [1], row)
+        rows = fields.fresh.get(place) or fields.begun(place, self._most)
+        if len(rows) == rows[0]:
+            return self._round(fields, place, rows, row)
+        rows += row
+        return None
+
+    def _round(self, fields: Fields, place: int, rows: list[Any], row: list[bytes]) -> Info:
+        """Learn the rows that wait, and one more."""
         program = self._program or self._compiled()
         words, model, data = fields.parcel or self._parcel(fields)
         model[:] = fields.model[place]
-        for part, row, leaf in zip(data, fields.rows, leaves, strict=True):
-            part[last] = leaf[0]
-            if last:
-                part[:last] = row[place]
-        out = np.frombuffer(np.asarray(program(words)), self._found)  # an array on a GPU is not a buffer
-        fields.model[place] = out["0"][0]
-        if last:
-            waiting[place] = 0
-            for row in fields.rows:
-                row[place] = 0
-        return jax.tree.unflatten(self._info, [out[name] for name in self._info_names])
+        count = self._count
+        before = self._last - (rows[0] - 1) // count  # those in the record
+        fresh = rows + row
+        for index, part in enumerate(data):
+            leaves = fresh[1 + index :: count]
+            part[:] = b"".join([fields.rows[index][place, :before].tobytes(), *leaves] if before else leaves)
+        new = program(words)
+        out = np.frombuffer(new if self._inline else np.asarray(new), self._found)  # an array on a GPU is not a buffer
+        fields.model[place] = out["0"]
+        fields.fresh.pop(place, None)
+        if before:
+            fields.rest[place] = 0
+        return self._info.unflatten([out[name] for name in self._info_names])  # type: ignore[attr-defined]
 
-    def _parcel(self, fields: Fields) -> tuple[np.ndarray, np.ndarray, list[np.ndarray]]:
-        parcel = np.zeros(1, self._given.fields)[0]
-        model, *data = [parcel[name] for name in self._given.fields.names or ()]
-        fields.parcel = np.frombuffer(parcel, WORD), model, data
+    def _parcel(self, fields: Fields) -> tuple[np.ndarray, np.ndarray, list[memoryview]]:
+        kind = self._given.fields
+        words = np.zeros(self._given.ends[-1], WORD)
+        places = [kind.fields[name] for name in kind.names or ()]  # type: ignore[index]
+        parts = [words.view(BYTE)[begin : begin + part.itemsize] for part, begin, *_ in places]
+        fields.parcel = words, parts[0].view(self._static[1].word), [part.data for part in parts[1:]]
         return fields.parcel
 
     def _compiled(self) -> Any:
@@ -190,5 +284,9 @@ class Alone:
         found = advance_one.eval_shape(*self._static, words)
         self._found, self._info = Parcel.of(found).fields, jax.tree.structure(found[1])
         self._info_names = (self._found.names or ())[1:]
-        self._program = advance_one_closed.lower(*self._static, words).compile()
+        device = inline_device()
+        self._inline = device is not None
+        sharding = jax.sharding.SingleDeviceSharding(device) if self._inline else None
+        given = jax.ShapeDtypeStruct(words.shape, words.dtype, sharding=sharding)
+        self._program = advance_one_closed.lower(*self._static, given).compile()
         return self._program

@@ -212,7 +212,6 @@ class Fleet:
 
     # --- learning -----------------------------------------------------------------------------------
 
-    @in_turn
     def learn(self, ids: Sequence[Id] | np.ndarray, data: Data) -> Learnt:
         """Take rows of any models in order of arrival; learn every full batch. If this raises, no row was taken.
 
@@ -220,8 +219,12 @@ class Fleet:
             ids: the model of each row: strings or whole numbers.
             data: a pytree of arrays with one leading axis of rows, e.g. `(X, y)`.
         """
-        if (done := self._learn_one(ids, data)) is not None:
-            return done
+        with self._lock:
+            ids = ids.tolist() if type(ids) is np.ndarray and ids.shape == (1,) else ids
+            done = self._learn_one(ids[0], data) if type(ids) is list and len(ids) == 1 else None
+            return self._learn_many(ids, data) if done is None else done
+
+    def _learn_many(self, ids: Sequence[Id] | np.ndarray, data: Data) -> Learnt:
         names, rows = checked_ids(ids), as_arrays(data)
         if (count := row_count(rows)) != len(names):
             raise ValueError(f"`ids` has {len(names)} entries and the data {count} rows; one id per row is needed.")
@@ -377,17 +380,14 @@ class Fleet:
         code, info = in_one(parts)
         return self._learnt([names[index] for index in code.tolist()], info)
 
-    def _learn_one(self, ids: Sequence[Id] | np.ndarray, data: Data) -> Learnt | None:
+    def _learn_one(self, name: object, data: Data) -> Learnt | None:
         """Learn a row of a model in memory, where it lies; None: nothing was done, and it takes a longer look."""
-        ids = ids.tolist() if isinstance(ids, np.ndarray) and ids.shape == (1,) else ids
-        name: Any = ids[0] if type(ids) is list and len(ids) == 1 else None
-        alone, slot = self._keyed.alone, self._store.place(name) if type(name) in (str, int) else None
-        leaves = None if alone is None or slot is None else alone.leaves(data)
-        if alone is None or slot is None or leaves is None:
+        alone, store = self._keyed.alone, self._store
+        if alone is None or (slot := store.place(name)) is None or (row := alone.row(data)) is None:
             return None
-        info = alone.learn(self._store.fields, slot, leaves)
-        self._store.touch(slot)
-        return self._learnt([], None) if info is None else self._learnt([name], info)
+        if (info := alone.learn(store.fields, slot, row)) is not None or store.forget_after is not None:
+            store.touch(slot)
+        return tuple.__new__(Learnt, ([], None)) if info is None else self._learnt([name], info)  # type: ignore[list-item]
 
     def _learnt(self, names: list[Id], info: Info | None) -> Learnt:
         self._rounds += len(names)

@@ -241,7 +241,9 @@ class Keyed:
         """Add rows to records in place: full batches are learnt, the rest waits."""
         size = self.batch_size
         if len(code) == 1 and self.alone is not None:
-            info = self.alone.learn(Fields(records), int(code[0]), leaves)
+            fields = Fields(records)
+            info = self.alone.learn(fields, int(code[0]), [leaf.tobytes() for leaf in leaves])
+            fields.settle()
             return Rounds(code[:0] if info is None else code, info)
         before, order = records["waiting"].copy(), np.argsort(code, kind="stable")
         code = code[order]

@@ -64,6 +64,7 @@ class Store:
 
     def get(self, ids: list[Id]) -> tuple[np.ndarray, np.ndarray]:
         """Return copies of the records of distinct ids, and which of them are new (all zeros)."""
+        self._settle()
         slots = np.array([self._places.get(name, -1) for name in ids], np.int64)
         out = self.records[slots]
         new = slots < 0
@@ -82,6 +83,7 @@ class Store:
 
     def put(self, ids: list[Id], records: np.ndarray) -> None:
         """Keep the records of distinct ids, at most `hot` of them, in memory; if this raises, none is kept."""
+        self._settle()
         self._clock += 1
         now = time.time() if self.forget_after is not None else 0.0
         slots = np.array([self._places.get(name, -1) for name in ids], np.int64)
@@ -101,20 +103,25 @@ class Store:
         self.records[slots], self._used[slots] = records, self._clock
         self._touched[slots], self._dirty[slots] = now, True
 
-    def place(self, name: Id) -> int | None:
+    def place(self, name: object) -> int | None:
         """Return where in `records` the record of an id is; None if it is not in memory, or its time is over."""
+        if type(name) is not int and type(name) is not str:
+            return None
         slot = self._places.get(name)
-        return None if slot is None or self._over(self._touched[slot]) else slot
+        return None if slot is None or (self.forget_after is not None and self._over(self._touched[slot])) else slot
 
     def touch(self, slot: int) -> None:
-        """Note that a record in memory was changed there."""
+        """Note that a record in memory was changed there. Of waiting rows only the time has to be noted."""
         self._clock += 1
-        self._used[slot], self._dirty[slot] = self._clock, True
-        self._touched[slot] = time.time() if self.forget_after is not None else 0.0
+        self._used[slot] = self._clock
+        self._dirty[slot] = True
+        if self.forget_after is not None:
+            self._touched[slot] = time.time()
 
     @contextmanager
     def through(self) -> Iterator[Callable[[list[Id], np.ndarray], None]]:
         """Yield a `put` for more records than memory holds: straight to the file, and none of them if it raises."""
+        self._settle()
         before, written = (self.count, self._next), list[Id]()
         self._run("SAVEPOINT learn")
 
@@ -148,6 +155,7 @@ class Store:
 
     def forget(self, name: Id) -> None:
         """Drop a record."""
+        self._settle()
         if self._stored:
             self._run("DELETE FROM models WHERE id = ?", (as_bytes(name),))
         slot = self._places.pop(name, None)
@@ -157,6 +165,7 @@ class Store:
 
     def ids(self, waiting: bool = False) -> list[Id]:
         """Return all ids in order of first appearance, or those with waiting rows."""
+        self._settle()
         found: dict[Id, int] = {}
         if self._stored:
             over = -1.0 if self.forget_after is None else time.time() - self.forget_after
@@ -178,6 +187,7 @@ class Store:
 
     def save(self, about: Tree) -> None:
         """Write all changes since the last save together with `about`, in one transaction."""
+        self._settle()
         slots = np.flatnonzero(self._dirty)
         self._write_slots(slots)
         if self.forget_after is not None:
@@ -326,6 +336,14 @@ class Store:
             some = slots[begin : begin + (1 << 14)]
             ids = [self._owner[slot] for slot in some.tolist()]
             self._write(ids, self._numbers[some], self._touched[some], self.records[some])
+
+    def _settle(self) -> None:
+        """Bring records up to date with rows that were learnt where they lie."""
+        self.fields.settle()
+        if self.fields.settled:
+            self._clock += 1
+            self._used[self.fields.settled], self._dirty[self.fields.settled] = self._clock, True
+            self.fields.settled = []
 
     # --- memory -------------------------------------------------------------------------------------
 
