@@ -166,7 +166,7 @@ class Fields:
         self.parcel: tuple[np.ndarray, np.ndarray, list[memoryview]] | None = None  # words; its model and its rows
 
     def begun(self, place: int, most: int) -> list[Any]:
-        """Return an empty list for rows of a record; there are at most so many lists."""
+        """Return an empty list for rows of a record, one of at most `most` lists."""
         if len(self.fresh) >= most:
             self.settle()
         rows = self.fresh[place] = [1 + len(self.rows) * (self.rows[0].shape[1] - self.waiting.item(place))]
