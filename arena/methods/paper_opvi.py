@@ -47,7 +47,8 @@ def regression(task: Task, seed: int) -> _Scaled:
 
 def classes(task: Task, seed: int) -> _Scaled:
     """Return networks with a categorical head, as on MNIST."""
-    return _Scaled(opvi.mlp(task.columns, (HIDDEN,), opvi.categorical(), outputs=task.classes), task, seed)
+    network = opvi.mlp(task.columns, (HIDDEN,), opvi.categorical(), outputs=task.classes, prior_variance=1.0)
+    return _Scaled(network, task, seed)
 
 
 class posterior(Model):  # noqa: N801  # a factory

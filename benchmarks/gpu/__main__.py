@@ -83,7 +83,7 @@ def directions() -> Iterator[Result]:
 
 def network() -> Result:
     """A round of the first-order sampler on an MNIST-sized network, inside the loop that `run` compiles."""
-    target = opvi.mlp(784, (100,), opvi.categorical(), outputs=10, activation=jnp.tanh)
+    target = opvi.mlp(784, (100,), opvi.categorical(), outputs=10, activation=jnp.tanh, prior_variance=1.0)
     algorithm = opvi.tracking.first_order(target)
     rng = np.random.default_rng(0)
     X, y = rng.random((ROUNDS * 20, 784), dtype=np.float32), rng.integers(0, 10, ROUNDS * 20)

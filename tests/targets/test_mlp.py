@@ -76,3 +76,15 @@ def test_the_places_of_a_unit_lie_side_by_side(sizes, size):
         assert first.bias[1] == 1
         assert float(second.sum() - after.weights.sum()) == sizes[0] + 1
         assert len(sizes) != 3 or (after.weights[1] == 1).all()
+
+
+def test_weights_below_classes_are_believed_to_be_as_large_as_they_start():
+    """A wide network whose weights all had variance 1 would be certain of its classes before any row."""
+    net = opvi.mlp(5, (50,), opvi.categorical(), outputs=3)
+    assert net == opvi.mlp(5, (50,), opvi.categorical(), outputs=3, prior_variance=None)
+    first, last = net.architecture.mlp.prior_variances
+    np.testing.assert_allclose([first.weights, last.weights, last.bias], [1 / 6, 1 / 51, 1])
+    assert opvi.mlp(5, (50,)) == opvi.mlp(5, (50,), prior_variance=1.0)
+    assert opvi.mlp(5, (), opvi.bernoulli()) == opvi.logistic_regression(5)
+    with pytest.raises(ValueError, match='or "auto"'):
+        opvi.mlp(5, prior_variance="wide")

@@ -3,6 +3,7 @@ r"""Targets from networks: any `apply` function, a Bayesian MLP, and the linear 
 import operator
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, replace
+from typing import Literal
 
 import jax
 import jax.numpy as jnp
@@ -107,7 +108,7 @@ def mlp(
     *,
     outputs: int = 1,
     activation: Callable[[Array], Array] = jax.nn.relu,
-    prior_variance: float | Gamma | None = 1.0,
+    prior_variance: float | Gamma | Literal["auto"] | None = "auto",
     weight_spread: float = 1.0,
     bias_spread: float = 0.0,
     output_spread: float | None = None,
@@ -123,15 +124,22 @@ def mlp(
         head: Gaussian with noise variance 1 if omitted.
         outputs: classes for a categorical head, otherwise 1.
         activation: between layers.
-        prior_variance: see `network`; None makes it each layer's starting variance, and 1 for the last bias.
+        prior_variance: see `network`; None makes it each layer's starting variance, and 1 for the last bias. "auto" is
+            None for hidden layers below a Bernoulli or categorical head, and otherwise 1: with 1 for every weight, a
+            wide network would be certain of its classes before any row.
         weight_spread: $s$; 1 suits tanh, $\sqrt 2$ ReLU.
         bias_spread: standard deviation of the hidden layers' starting biases.
         output_spread: $s$ of the last layer, where it differs.
     """
+    hidden = tuple(hidden)
     sizes = tuple(operator.index(size) for size in (features, *hidden, outputs))
     if min(sizes) < 1:
         raise ValueError(f"layer sizes are {sizes}, but each must be at least 1.")
     head = head or gaussian()
+    if prior_variance == "auto":
+        prior_variance = None if hidden and head.distribution in CLASSES else 1.0
+    elif isinstance(prior_variance, str):
+        raise ValueError(f'`prior_variance` is {prior_variance!r}, but must be a number, a `Gamma`, None or "auto".')
     inferred = prior_variance if isinstance(prior_variance, Gamma) else None
     given = None if isinstance(prior_variance, Gamma) else prior_variance
     net = MLP(sizes, activation, weight_spread, bias_spread, output_spread, given)
