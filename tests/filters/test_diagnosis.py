@@ -10,6 +10,7 @@ import opvi
 from opvi.filters import Diagnosis, _moves, _sl_opvi
 from opvi.filters._modes import large_modes
 from opvi.filters._moves import remembered_limit
+from opvi.filters._surrogates import frame
 
 KEY = jax.random.key(0)
 RNG = np.random.default_rng(0)
@@ -108,6 +109,18 @@ def test_chains_that_have_not_arrived_are_flagged(monkeypatch, wide):
     assert _sl_opvi._moves(tracker, 200, 40, 15, KEY, state).looks == int(wide)  # long trajectories, if allowed
     assert (said.remembered > said.most) == wide
     assert any(("have not forgotten" if wide else "have not arrived") in concern for concern in said.concerns())
+
+
+def test_chains_that_have_clearly_arrived_are_looked_at_early(monkeypatch):
+    monkeypatch.setattr(_moves, "MOST_LOOKS", 0)
+    x, same = jnp.asarray(RNG.normal(size=(200, 1)), jnp.float32), jnp.full((200, 200), 1 / 200)
+
+    def places(slower, first, early):
+        own = frame(slower * x)
+        return np.asarray(_moves.moved(KEY, lambda v: -(v**2).sum() / 2, x, own, first, 1, same, early).places)
+
+    np.testing.assert_array_equal(places(1.0, 30, 8), places(1.0, 8, 0))
+    np.testing.assert_array_equal(places(0.01, 30, 8), places(0.01, 30, 0))  # short steps: they remember
 
 
 def correlation(then, now, same):

@@ -20,6 +20,7 @@ LONG_LEAPS, LONG_SHORTEST = 64, 0.003  # the same for chains that have not forgo
 LONG_MOVES = 20  # between two looks at what chains remember
 MOST_LOOKS = 16  # then draws are taken, and the diagnosis reports what they remember
 REMEMBERED, NOISE = 0.05, 3.0  # a + b/√chains: correlations above this are memory
+SURE = 0.75  # share of all limits: below, chains have arrived though their moves were few
 CHANCE = 1.5  # of a correlation, in its standard errors: what is taken off before it counts
 LARGEST_OFF = 0.08  # of a mean or standard deviation, in standard deviations
 TRAVELLED = 4.0  # standard errors: larger changes are not chance
@@ -71,6 +72,7 @@ def moved(
     first: int,
     moves: int,
     same: Array,
+    early: int = 0,
 ) -> Moved:
     r"""Move every particle along Hamiltonian trajectories, each accepted with probability $\min(1, e^{-\Delta H})$.
 
@@ -86,6 +88,7 @@ def moved(
         first: the number of moves before those that are returned, at least.
         moves: the number of moves that are returned.
         same: weights `[n, n]` with which the chains of a mode are averaged, row by row.
+        early: a smaller number of moves that is enough for chains that have clearly arrived by then; 0 for none.
     """
     n, d = x.shape
     value_and_grad = jax.vmap(jax.value_and_grad(lambda u: log_density(own.centre + own.root @ u)))
@@ -120,15 +123,19 @@ def moved(
         made = at.moves + 1
         look = made == at.due
         arrival = jax.lax.cond(look, lambda u: arrived(start, at.middle, u, same), lambda _: at.arrival, chains.u)
-        more = look & _unsettled(arrival, n) & (at.looks < MOST_LOOKS)
-        half = (made == first // 2) | look & (at.looks & (at.looks - 1) == 0)  # look 0, 1, 2, 4, …
+        soon = look & (made < first)
+        wait = soon & _unsettled(arrival, n, SURE)
+        more = look & ~soon & _unsettled(arrival, n) & (at.looks < MOST_LOOKS)
+        half = (
+            (made == first // 2) | (made == early // 2) | look & (at.looks & (at.looks - 1) == 0)
+        )  # look 0, 1, 2, 4, …
         # What is written before chains are ready is written over by the first place that counts.
         places = jax.lax.dynamic_update_index_in_dim(at.places, chains.u, at.taken, 0)
         return _Progress(
             chains,
             jnp.where(half, chains.u, at.middle),
             made,
-            jnp.where(more, at.due + LONG_MOVES, at.due),
+            jnp.where(wait, first, jnp.where(more, at.due + LONG_MOVES, at.due)),
             at.looks + more.astype(jnp.int32),
             arrival,
             at.accepted + jnp.where(ready, chance, 0),
@@ -139,7 +146,7 @@ def moved(
     zero, none = jnp.zeros((), x.dtype), jnp.zeros((), jnp.int32)
     chains = _Chains(start, *value_and_grad(start), jnp.asarray(STEP * d**-0.25, x.dtype))
     places = jnp.zeros((moves, n, d), x.dtype)
-    begin = _Progress(chains, start, none, none + first, none, Arrival(zero, zero, zero), zero, none, places)
+    begin = _Progress(chains, start, none, none + (early or first), none, Arrival(zero, zero, zero), zero, none, places)
     end = jax.lax.while_loop(lambda at: at.taken < moves, body, begin)
     return Moved(jax.vmap(own.out)(end.places), end.accepted / moves, end.arrival, end.looks)
 
@@ -149,9 +156,9 @@ def remembered_limit(chains: int) -> float:
     return REMEMBERED + NOISE / math.sqrt(chains)
 
 
-def _unsettled(arrival: Arrival, chains: int) -> Array:
-    remembers = (arrival.remembered > remembered_limit(chains)) | (arrival.off > LARGEST_OFF)
-    return remembers | (arrival.travelled > TRAVELLED)
+def _unsettled(arrival: Arrival, chains: int, share: float = 1.0) -> Array:
+    limits = remembered_limit(chains), LARGEST_OFF, TRAVELLED
+    return jnp.stack([value > share * limit for value, limit in zip(arrival, limits, strict=True)]).any()
 
 
 def arrived(start: Array, middle: Array, now: Array, same: Array) -> Arrival:

@@ -42,7 +42,11 @@ CHAINS = 400  # of draws, at most
 FIRST_MOVES = 60  # of draws, before the first is taken; more where chains have not arrived
 APART = 3  # moves between two draws of a chain
 LOOK_CHAINS = 200  # of a diagnosis
-FIRST_LOOK, LOOK_MOVES = 40, 15  # its moves before those that are looked at, at least, and those
+EARLY_LOOK, FIRST_LOOK, LOOK_MOVES = (
+    12,
+    40,
+    5,
+)  # its moves before those that are looked at (the first if sure), and those
 FEWEST_CHAINS = 100  # of draws, however few are wanted: with fewer, nothing is known of what they remember
 POINTS = 32  # at which what a surrogate misses is measured
 BEYOND = 2.0  # times the largest squared distance of a particle: what surrogates are asked about at most
@@ -200,9 +204,11 @@ def sl_opvi(
     return SLOPVI(target, layout, memory_rows, half_life, Pace() if pace is None else pace)
 
 
-@partial(jax.jit, static_argnums=(0, 1, 2, 3))
+@partial(jax.jit, static_argnums=(0, 1, 2, 3), static_argnames="early")
 @exactly
-def _moves(sampler: SLOPVI, chains: int, first: int, moves: int, key: Key, state: LinearisedState) -> Moved:
+def _moves(
+    sampler: SLOPVI, chains: int, first: int, moves: int, key: Key, state: LinearisedState, early: int = 0
+) -> Moved:
     """Return positions of chains that start at particles and move within what the sampler believes."""
     target, x = sampler.target, state.particles
     own = frame(x)
@@ -218,13 +224,12 @@ def _moves(sampler: SLOPVI, chains: int, first: int, moves: int, key: Key, state
         return jnp.where((own.into(v) ** 2).sum() <= far, total, -jnp.inf)
 
     same = large_modes(own.into(x))[which][:, which]
-    return moved(
-        jax.random.fold_in(key, 1), log_density, x[which], own, first, moves, same / same.sum(1, keepdims=True)
-    )
+    same = same / same.sum(1, keepdims=True)
+    return moved(jax.random.fold_in(key, 1), log_density, x[which], own, first, moves, same, early)
 
 
 def _diagnosis(sampler: SLOPVI, key: Key, state: LinearisedState) -> Diagnosis:
-    there = _moves(sampler, LOOK_CHAINS, FIRST_LOOK, LOOK_MOVES, key, state)
+    there = _moves(sampler, LOOK_CHAINS, FIRST_LOOK, LOOK_MOVES, key, state, early=EARLY_LOOK)
     places = np.asarray(there.places, float).reshape(-1, sampler.target.dim)
     x, w = np.asarray(state.particles, float), _weights(state)
     mean = w @ x
