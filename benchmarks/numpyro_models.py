@@ -27,7 +27,7 @@ from numpyro.infer.reparam import LocScaleReparam
 import opvi
 from benchmarks.stamp import stamp
 
-COMMAND = "python -m benchmarks.numpyro_models --batches 100 20 --seeds 2 3 --out docs/results"
+COMMAND = "python -m benchmarks.numpyro_models --out docs/results --batches {} --seeds {}"
 SOURCES = "src/opvi/filters", "src/opvi/adapters/numpyro.py", "benchmarks/numpyro_models.py"
 CHAINS, WARM_UP, SAMPLES = 4, 500, 1500
 DRAWS = 4000
@@ -326,10 +326,17 @@ def near(trial: dict) -> bool:
     return trial["worst mean, sd"] <= 0.1 and trial["smallest sd"] >= 0.92 and trial["largest sd"] <= 1.08
 
 
+def command(done: dict[str, dict]) -> str:
+    """Return the command that makes these runs."""
+    batches = sorted({int(batch) for by_batch in done.values() for batch in by_batch}, reverse=True)
+    seeds = sorted({int(seed) for by_batch in done.values() for trials in by_batch.values() for seed in trials})
+    return COMMAND.format(*(" ".join(map(str, numbers)) for numbers in (batches, seeds)))
+
+
 def write(file: Path, done: dict[str, dict], references: dict[str, dict]) -> None:
     """Write what has been measured so far."""
     made = {
-        "command": COMMAND,
+        "command": command(done),
         "sources": stamp(*SOURCES),
         "tables": [table(done)],
         "results": done,
