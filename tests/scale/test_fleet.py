@@ -515,6 +515,26 @@ def test_rows_in_any_nesting_are_learnt_and_loaded(tmp_path):
     assert same_bits(fleet.state("a"), loaded.state("a"))
 
 
+def test_lists_of_numbers_are_arrays():
+    X, y = rows_of(12)
+    expected = fleet_of()
+    expected.learn(["a"] * 12, (X, y))
+    for rows in (
+        (X.tolist(), y.tolist()),
+        [X.tolist(), y.tolist()],
+        ([tuple(row) for row in X], list(y)),
+        [X, list(y)],
+    ):
+        fleet = fleet_of()
+        fleet.learn(["a"] * 12, rows)
+        assert same_bits(fleet.state("a"), expected.state("a"))
+        fleet.learn(["a"], (X[:1].tolist(), [1.5]))
+        assert fleet.waiting("a") == 1
+        assert np.array_equal(
+            fleet.predict(["a"] * 2, X[:2].tolist()).mean(), expected.predict(["a"] * 2, X[:2]).mean()
+        )
+
+
 X3, Y3 = rows_of(3)
 BAD = np.array([0.0, np.nan, 1.0], np.float32)
 
@@ -530,7 +550,9 @@ BAD = np.array([0.0, np.nan, 1.0], np.float32)
         (["a", "b", "c"], X3, ValueError, "rows changed"),
         (["a", "b", "c"], (X3.astype(complex), Y3), ValueError, "rows changed"),
         (["a", "b", "c"], (X3.astype(str), Y3), ValueError, "rows changed"),
-        (["a", "b", "c"], ([[1, 2], [3], [4, 5]], Y3), ValueError, "shape"),
+        (["a", "b", "c"], ([[1, 2], [3], [4, 5]], Y3), ValueError, "the rows do not have one shape"),
+        (["a", "b", "c"], (X3.tolist(), [1, "2", 3]), ValueError, "the rows hold '2', a str"),
+        (["a", "b", "c"], (X3, None), ValueError, "the rows hold None"),
         ({"a", "b", "c"}, (X3, Y3), TypeError, "one id per row"),
         (["a", "b", "c"], {"X": X3, "y": Y3}, ValueError, "now is {'X': 'float32 \\(2,\\)'"),
         ("abc", (X3, Y3), TypeError, "one id per row"),

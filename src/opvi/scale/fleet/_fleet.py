@@ -217,7 +217,7 @@ class Fleet:
 
         Args:
             ids: the model of each row: strings or whole numbers.
-            data: a pytree of arrays with one leading axis of rows, e.g. `(X, y)`.
+            data: a pytree of arrays (or lists) with one leading axis of rows, e.g. `(X, y)`.
         """
         with self._lock:
             ids = ids.tolist() if type(ids) is np.ndarray and ids.shape == (1,) else ids

@@ -61,16 +61,35 @@ def coded(names: list[Id]) -> tuple[list[Id], np.ndarray]:
     return list(places), code
 
 
-def as_arrays(data: Data) -> Data:
-    """Return rows as NumPy arrays, with tuples for lists: a saved fleet does not distinguish them."""
+def as_arrays(data: Data, inside: bool = False) -> Data:
+    """Return rows as NumPy arrays, with tuples for lists: a saved fleet does not distinguish them.
+
+    A list of numbers, or of such lists, is an array. If lengths differ, it is a container, but not inside another.
+    """
+    try:
+        if isinstance(data, list) and _numbers(data):
+            return np.array(data)
+    except ValueError as error:
+        if inside:
+            raise ValueError(f"the rows do not have one shape: {error}") from error
     if isinstance(data, list) or type(data) is tuple:
-        return tuple(map(as_arrays, data))
+        odd = [part for part in data if part is None or isinstance(part, str | bytes)]
+        if odd:
+            raise ValueError(f"the rows hold {odd[0]!r}, a {type(odd[0]).__name__}, but numbers are needed.")
+        return tuple(as_arrays(part, True) for part in data)
     if isinstance(data, dict):
-        return {name: as_arrays(part) for name, part in data.items()}
+        return {name: as_arrays(part, True) for name, part in data.items()}
     try:
         return jax.tree.map(np.asarray, data, is_leaf=lambda node: node is None)
     except ValueError as error:
         raise ValueError(f"the rows do not have one shape: {error}") from error
+
+
+def _numbers(data: object) -> bool:
+    """Return whether this is a number, or a list or tuple of such."""
+    if isinstance(data, list | tuple):
+        return len(data) > 0 and all(map(_numbers, data))
+    return isinstance(data, int | float | np.number)
 
 
 class Layout(NamedTuple):
