@@ -69,12 +69,14 @@ def score(stream: str, make: Callable[[], Any]) -> dict[str, float]:
 def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.river_streams", description=__doc__)
     parser.add_argument("--out", type=Path, default=Path("bench-output"))
-    parser.add_argument("--only", action="append", default=[], help="streams; repeat")
+    parser.add_argument("--only", action="append", default=[], help="streams, beside those in the file; repeat")
     parser.add_argument("--seed", type=int, default=0, help="of all models; others than 0 have results of their own")
     options = parser.parse_args()
     options.out.mkdir(parents=True, exist_ok=True)
     path = options.out / (f"river-streams-{options.seed}.json" if options.seed else "river-streams.json")
     results: dict[str, dict[str, Any]] = {}
+    if options.only and path.exists():
+        results = json.loads(path.read_text())["results"]
     for stream in options.only or STREAMS:
         results[stream] = {}
         models = _regressors if stream in REGRESSIONS else _classifiers

@@ -371,6 +371,28 @@ def test_the_first_labels_say_how_many_classes_to_make_room_for(monkeypatch):
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("_quick_compilation")
+def test_networks_learn_single_rows_at_once_and_make_room_for_features():
+    x, y = rows(70)
+    model = Regressor(hidden=(3,), n_particles=2, buffer=1, neighbour_rows=0, seed=0)
+    for row, target in zip(x[:28], y, strict=False):
+        model.learn_one({"a": row["a"], "b": row["b"]}, target)
+    assert model.n_rows_seen == 28
+    assert int(model._state.rows) == 28  # predictions know of all rows
+    assert int(model._engine.whole.state.rows) == 20  # whole networks have learnt a batch
+    seen = model._raw_memory_usage
+    assert seen > sum(leaf.nbytes for engine in model._engine.engines for leaf in jax.tree.leaves(engine.state))
+    model.learn_one(x[28], y[28])  # a third feature
+    assert int(model._engine.whole.state.rows) == 28  # rows without it are learnt before there is room for it
+    assert model._sizes == (4,)
+    model = pickle.loads(pickle.dumps(model))
+    for row, target in zip(x[29:], y[29:], strict=True):
+        model.learn_one(row, target)
+    assert int(model._state.rows) == 70
+    assert model.predict_one({"a": 0.5, "b": 0.0, "c": 0.0}) == pytest.approx(1, abs=0.7)
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize(("hidden", "particles"), [((4,), 2), ((60,), 25)])
 @pytest.mark.usefixtures("_quick_compilation")
 def test_a_widened_regressor_says_the_same(hidden, particles):

@@ -197,14 +197,14 @@ class Blocks(NamedTuple):
 
     def gather(self, vectors: Array) -> Array:
         """Return vectors `[..., d]` as blocks `[..., K, D]`, padded with 0."""
-        if len(self.order) == 1:
+        if self.order.shape == (1, self.dim):
             return vectors[..., None, :]
         padded = jnp.concatenate([vectors, jnp.zeros((*vectors.shape[:-1], 1), vectors.dtype)], -1)
         return padded[..., self.order]
 
     def scatter(self, blocks: Array) -> Array:
         """Return blocks `[..., K, D]` as vectors `[..., d]`."""
-        if len(self.order) == 1:
+        if self.order.shape == (1, self.dim):
             return blocks[..., 0, :]
         empty = jnp.zeros((*blocks.shape[:-2], self.dim + 1), blocks.dtype)
         return empty.at[..., self.order].set(blocks)[..., :-1]

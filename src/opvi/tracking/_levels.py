@@ -74,6 +74,14 @@ def learn(
     return jax.lax.fori_loop(0, len(weight), row, (table, clock))[0]
 
 
+def discounted(last: Array, error: Array, weight: Array) -> Array:
+    """Return sums of the last errors and of their weights, `[2, rates]`, after those of a batch."""
+    rates = jnp.asarray(RATES, last.dtype)
+    total = weight.sum()
+    since = rates[None] ** (total - jnp.cumsum(weight))[:, None] * weight[:, None]
+    return rates[None] ** total * last + jnp.stack([(since * error[:, None]).sum(0), since.sum(0)])
+
+
 def _faded(known: Array, x: Array, clock: Scalar, half_life: float | None) -> tuple[Array, Array]:
     """Return sums of errors and of weights, `[…, rates]`, where the slot is that of the value; else 0."""
     value, when, sums, counts = jnp.split(known, (1, 2, 2 + len(RATES)), -1)

@@ -60,6 +60,7 @@ class Memory(NamedTuple):
     reach: Scalar  # running mean of the log distance to the nearest rows
     rounds: Scalar  # batches of the usual size
     levels: Array | None = None  # tables of the columns' values
+    last: Array | None = None  # [2, rates]: sums of the last errors and of their weights, where rows come one by one
 
 
 class Recalled(NamedTuple):
@@ -71,6 +72,7 @@ class Recalled(NamedTuple):
     extra: Array  # [B, EXTRA]: log spread of their errors, log distance
     distance: Array  # [B]: log
     levels: Said | None = None  # of the values
+    last: Array | None = None  # [rates]: shrunk means of the last errors
 
 
 def start(rows: int, features: int, dtype: jnp.dtype, repeats: bool = False) -> Memory:
@@ -150,15 +152,17 @@ def recall(
         jnp.clip(extra, -4, 4),
         jnp.where(some, distance, 0),
         None if memory.levels is None or x is None else levels.look(memory.levels, x, memory.clock, half_life, unit),
+        None if memory.last is None else memory.last[0] / (memory.last[1] + levels.SHRINKAGE) / unit,
     )
 
 
 def _terms(recalled: Recalled, mean: Array) -> Array:
     """Return the terms that the weights multiply, `[B, K]`."""
     pair = jnp.stack([recalled.error, recalled.target - recalled.mass * mean], 1)
-    if recalled.levels is None:
-        return pair
-    return jnp.concatenate([pair, recalled.levels.level.reshape(len(mean), -1)], 1)
+    parts = [pair] if recalled.levels is None else [pair, recalled.levels.level.reshape(len(mean), -1)]
+    if recalled.last is not None:
+        parts.append(jnp.broadcast_to(recalled.last[None], (len(mean), len(recalled.last))))
+    return jnp.concatenate(parts, 1)
 
 
 def combine(
@@ -244,6 +248,20 @@ def learn(
         metric=metrics.update(memory.metric, rows.slope, scored),
         rounds=memory.rounds + jnp.where(begun, share, 0),
         levels=tables,
+        last=None if memory.last is None else levels.discounted(memory.last, away * unit, scored),
+    )
+
+
+def following(memory: Memory | None) -> Memory | None:
+    """Return the memory with two more terms: means of the last errors, wherever they were."""
+    if memory is None or memory.last is not None:
+        return memory
+    more, dtype = len(levels.RATES), memory.products.dtype
+    return memory._replace(
+        products=jnp.pad(memory.products, (0, more)),
+        moments=jnp.pad(memory.moments, (0, more)),
+        weights=jnp.pad(memory.weights, (0, more)),
+        last=jnp.zeros((2, more), dtype),
     )
 
 

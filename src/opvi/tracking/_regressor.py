@@ -1,7 +1,7 @@
 r"""The recommended regressor: Gauss–Newton particles on causally scaled data, stacked and calibrated online."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from functools import partial
 
 import jax
@@ -74,6 +74,13 @@ class Regressor(Networks):
         room = 1 << max(rows - 1, 0).bit_length()  # ragged numbers of rows compile few times
         said = _components(self, state, jnp.pad(x, ((0, room - rows), (0, 0))))
         return Predictive(jax.tree.map(lambda leaf: leaf[:, :rows], said))
+
+    @property
+    def between(self) -> "Regressor | None":
+        """What learns single rows until the next batch is full; None for linear models, which need none."""
+        from opvi.tracking._regressor_between import RegressorBetween
+
+        return RegressorBetween(**{f.name: getattr(self, f.name) for f in fields(self)}) if self.hidden else None
 
     @property
     def about(self) -> str:

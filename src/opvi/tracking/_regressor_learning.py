@@ -123,7 +123,7 @@ def absorb(
 # --- a batch ------------------------------------------------------------------------------------
 
 
-def _learn_errors(
+def learn_errors(
     state: RegressorState,
     mean: Array,
     one: Combined,
@@ -199,7 +199,7 @@ def _moved(state: RegressorState, odd: Array, x: Array, weight: Array) -> Regres
     )
 
 
-def _slopes(sampler: Networks, state: RegressorState, z: Array) -> Array:
+def slopes(sampler: Networks, state: RegressorState, z: Array) -> Array:
     r"""Return the gradients of the networks' prediction, $\partial \bar f / \partial z_j$: `[B, F]`."""
 
     def mean(z: Array) -> Array:
@@ -242,14 +242,14 @@ def _learn_chunk(
     learnt = jnp.where(found.jump, 0, weight)  # errors of the time before a jump say nothing of those to come
     believed = learnt * found.trust
     if state.gates is not None or state.memory is not None:
-        slope = _slopes(sampler, state, z)
+        slope = slopes(sampler, state, z)
         rows = memories.Rows(x, y, believed, target, plain.mean, slope)
         memory = memories.learn(state.memory, recalled, rows, state.scale, known.error, begun, *kept)
         state = state._replace(memory=memory)
     if state.gates is not None:
         scored = jnp.where(begun, believed, 0)
         state = state._replace(gates=gates.update(state.gates, z, z * slope, target - plain.mean, scored))
-    state = _learn_errors(state, seen.mean, one, scores, (depends, target, learnt), found.trust, begun)
+    state = learn_errors(state, seen.mean, one, scores, (depends, target, learnt), found.trust, begun)
     if state.pace is not None:
         paced = jnp.where(begun, believed, 0)
         move = plain.mean - known.weights @ means(sampler, state.trail, z)

@@ -104,11 +104,16 @@ class Networks(Unforked):
     @cached_property
     def blocks(self) -> Blocks:
         """How a particle's covariance is cut to fit the budget."""
-        return within(*self.network.units, self.budget / 4 / self.particles)
+        return whole_blocks(self)
 
     def each(self, name: str, like: Array) -> Array:
         """Return one of the settings as an array `[n]`."""
         return jnp.asarray(getattr(self.settings, name), like.dtype)
+
+
+def whole_blocks(sampler: Networks) -> Blocks:
+    """Return how the covariances of whole networks are cut."""
+    return within(*sampler.network.units, sampler.budget / 4 / sampler.particles)
 
 
 def prior_variance(sampler: Networks, like: Array) -> Array:

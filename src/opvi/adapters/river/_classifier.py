@@ -82,8 +82,8 @@ class Classifier(OnlineModel, base.MiniBatchClassifier):
             memory_rows=self.neighbour_rows,
         )
 
-    def _widened(self, fresh: Tree) -> State:
-        return widened_classifier(self._state, fresh)
+    def _widened(self, state: Tree, fresh: Tree) -> State:
+        return widened_classifier(state, fresh)
 
     def _needed(self) -> tuple[int, ...]:
         return (*super()._needed(), max(2, len(self._labels)))

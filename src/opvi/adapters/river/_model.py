@@ -12,6 +12,7 @@ import numpy as np
 from opvi.adapters.river._features import Columns, Dates, Row
 from opvi.running import Engine
 from opvi.running._learners import one_learner, sole_learner, without_mark
+from opvi.running._row_by_row import RowByRow
 from opvi.tracking._layers import checked_widths
 from opvi.types import ArrayLike, Sampler, State, Tree
 
@@ -46,7 +47,7 @@ class OnlineModel:
         self._sampler(sizes)
         self._columns, self._dates = Columns(self.max_features), Dates()
         self._waiting: list[tuple[dict[Hashable, Any], Any, float]] = []
-        self._engine: Engine | None = None
+        self._engine: Engine | RowByRow | None = None
         self._means = np.zeros(0, np.float32)  # of the columns
         self._sizes: tuple[int, ...] = ()
         self._number = np.random.default_rng(self.seed).integers(2**31 - 1).item()
@@ -60,7 +61,7 @@ class OnlineModel:
     def _sampler(self, sizes: tuple[int, ...]) -> Sampler:
         raise NotImplementedError
 
-    def _widened(self, fresh: Tree) -> State:
+    def _widened(self, state: Tree, fresh: Tree) -> State:
         raise NotImplementedError
 
     def _targets(self, y: list[Any]) -> np.ndarray:
@@ -109,7 +110,7 @@ class OnlineModel:
         for begin in range(0, len(rows), self.buffer):  # more only at the start
             some = slice(begin, begin + self.buffer)
             self._engine.feed((x[some], y[some]), w[some], last=True)  # type: ignore[union-attr]
-        self._means = np.asarray(self._state.moments.mean)
+        self._means = np.array(self._state.moments.mean)
         self.n_rows_seen += len(rows)
 
     def _filled(self, rows: Sequence[Row]) -> np.ndarray:
@@ -130,37 +131,53 @@ class OnlineModel:
         known = self._columns.count
         fresh = self._columns.meet(rows)
         sizes = self._needed()
+        grows = self._engine and any(need > size for need, size in zip(sizes, self._sizes, strict=True))
+        if (fresh or grows) and isinstance(self._engine, RowByRow):
+            self._engine.settle()  # its rows are as wide as the model was
         if self._engine is None:
             self._sizes = self._room(sizes, len(rows))
             self._engine = self._begun(None)
-        elif any(need > size for need, size in zip(sizes, self._sizes, strict=True)):
+        elif grows:
             # Twice as wide at least: every width compiles anew.
             grown = (
                 size if need <= size else 1 << (need - 1).bit_length()
                 for need, size in zip(sizes, self._sizes, strict=True)
             )
             self._sizes = tuple(grown)
-            self._engine = self._begun(self._widened(self._begun(None).state))
+            whole = self._engines[0]
+            fresh_state = Engine(self._sampler(self._sizes), self._number).state
+            self._engine = self._begun(self._widened(whole.state, fresh_state))
         self._columns.widen(self._sizes[0])
         self._columns.settle(rows, known)
         if fresh:
             self._introduce(fresh, self._columns.table(rows))
-        self._means = np.asarray(self._state.moments.mean)
+        self._means = np.array(self._state.moments.mean)
 
-    def _begun(self, state: State | None) -> Engine:
-        return Engine(self._sampler(self._sizes), self._number, batch=self.buffer, state=state)
+    def _begun(self, state: State | None) -> Engine | RowByRow:
+        sampler = self._sampler(self._sizes)
+        if self.buffer == 1 and getattr(sampler, "between", None) is not None:
+            return RowByRow(sampler, self._number, state=state)
+        return Engine(sampler, self._number, batch=self.buffer, state=state, in_place=self.buffer == 1)
+
+    @property
+    def _engines(self) -> tuple[Engine, ...]:
+        """The engine, and where rows are learnt one by one, that of the last rows."""
+        if self._engine is None:
+            return ()
+        return self._engine.engines if isinstance(self._engine, RowByRow) else (self._engine,)
 
     def _introduce(self, fresh: list[int], x: np.ndarray) -> None:
         """Set the moments of new columns as if they had always been as in these rows."""
-        mean, square = (np.array(a) for a in (self._state.moments.mean, self._state.moments.square))
-        seen = float(self._state.moments.seen)
-        for column in fresh:
-            there = ~np.isnan(x[:, column])
-            values = x[there, column]
-            if len(values) and (seen or not there.all()):  # the first rows need no help, but for the gaps among them
-                mean[column], square[column] = values.mean(), values.var() * seen
-        moments = self._state.moments._replace(mean=jnp.asarray(mean), square=jnp.asarray(square))
-        self._engine.state = self._state._replace(moments=moments)  # type: ignore[union-attr]
+        for engine in self._engines:
+            moments = engine.state.moments
+            mean, square, seen = np.array(moments.mean), np.array(moments.square), float(moments.seen)
+            for column in fresh:
+                there = ~np.isnan(x[:, column])
+                values = x[there, column]
+                if len(values) and (seen or not there.all()):  # the first rows need no help, but for the gaps
+                    mean[column], square[column] = values.mean(), values.var() * seen
+            moments = moments._replace(mean=jnp.asarray(mean), square=jnp.asarray(square))
+            engine.state = engine.state._replace(moments=moments)
 
     def _asked(self, what: Callable[..., Tree], rows: Sequence[Row]) -> Any:
         """Apply a function to the predictive at some rows; return arrays `[rows, …]`."""
@@ -171,7 +188,7 @@ class OnlineModel:
     @property
     def _raw_memory_usage(self) -> int:
         """Return memory as River counts it, plus the model's arrays, which River cannot see."""
-        arrays = 0 if self._engine is None else sum(leaf.nbytes for leaf in jax.tree.leaves(self._engine.state))
+        arrays = sum(leaf.nbytes for engine in self._engines for leaf in jax.tree.leaves(engine.state))
         return super()._raw_memory_usage + arrays  # type: ignore[misc]
 
 

@@ -44,7 +44,7 @@ class Regressor(OnlineModel, base.MiniBatchRegressor):
         Rows kept beside the networks; the nearest take part in predictions. None keeps what fits in 16 MB, none for
         linear models; 0 for none.
     buffer
-        Rows learnt from at once, from 1 to 32.
+        Rows learnt from at once, from 1 to 32. With 1, whole networks learn every 20 rows, their last layers each one.
     max_features
         The most columns; further features share them by hashing.
     seed
@@ -86,8 +86,8 @@ class Regressor(OnlineModel, base.MiniBatchRegressor):
             budget=BUDGET,  # as `widened_regressor` takes it: features come one by one
         )
 
-    def _widened(self, fresh: Tree) -> State:
-        return widened_regressor(self._state, fresh, self.hidden)
+    def _widened(self, state: Tree, fresh: Tree) -> State:
+        return widened_regressor(state, fresh, self.hidden)
 
     def _targets(self, y: list[Any]) -> np.ndarray:
         values = np.array(y, np.float64)

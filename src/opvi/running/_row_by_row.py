@@ -1,0 +1,86 @@
+"""Two engines for rows that come one by one: batches teach whole models, and between them each row a part at once."""
+
+from collections.abc import Callable, Hashable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from opvi.running._engine import Engine, program
+from opvi.running._learners import one_learner, without_mark
+from opvi.running._rows import row_count, taken
+from opvi.types import ArrayLike, Data, Sampler, Seed, State, Tree
+
+USUAL = 20  # rows of a batch
+
+
+def followed(between: Any, state: Tree, before: Tree) -> Tree:
+    """Return what learns from the next rows: models after a batch, and what the rows `before` taught beside them."""
+    return jax.tree.map(jnp.copy, between.follow(state, before))
+
+
+class RowByRow:
+    """A sampler that learns batches, and until the next one is full, from each row what `sampler.between` can.
+
+    Predictions know of every row. The models after a batch are those of `Engine`, bit for bit, unless a jump is found:
+    then the rows that wait are learnt one by one. Unlike an `Engine`, it may not be asked while it learns.
+
+    Args:
+        sampler: what learns batches; its `between` learns single rows.
+        key: a JAX key or an integer seed.
+        state: where to resume; the sampler's usual start if omitted.
+    """
+
+    def __init__(self, sampler: Any, key: Seed, *, state: State | None = None):
+        self.whole = Engine(sampler, key, batch=USUAL, state=state)
+        self.ahead = Engine(sampler, key, batch=USUAL, state=self.whole.state)
+        self._follow()
+
+    @property
+    def engines(self) -> tuple[Engine, Engine]:
+        """Both engines."""
+        return self.whole, self.ahead
+
+    @property
+    def sampler(self) -> Sampler:
+        """What predicts now."""
+        return self.ahead.sampler
+
+    @property
+    def state(self) -> Tree:
+        """What predictions are made from."""
+        return self.ahead.state
+
+    @one_learner
+    def feed(self, data: Data, weight: ArrayLike | None = None, *, last: bool = True) -> None:
+        """Learn from rows, in order, each at once."""
+        for at in range(row_count(data)):
+            one = slice(at, at + 1)
+            row, count = taken(data, one), None if weight is None else taken(weight, one)
+            found = self.ahead.feed(row, count, last=True)
+            if self.whole.feed(row, count) is not None:
+                self._follow()
+            elif found is not None and getattr(found.info, "jumped", None) is not None and found.info.jumped.any():
+                self.settle(1)
+
+    def settle(self, size: int = USUAL) -> None:
+        """Let whole models learn the rows that wait, `size` at a time."""
+        rows, self.whole.waiting = self.whole.waiting, None
+        if rows is not None:
+            for start in range(0, len(rows.weight), size):
+                self.whole.feed(*taken(rows, slice(start, start + size)), last=True)
+            self._follow()
+
+    def ask(self, x: Tree, what: Callable[..., Tree], *static: Hashable) -> Tree:
+        """Apply a function to the predictive at some rows, as `Engine.ask` does."""
+        return self.ahead.ask(x, what, *static)
+
+    def _follow(self) -> None:
+        between = self.whole.sampler.between  # type: ignore[attr-defined]
+        if between.ready(self.whole.state):
+            before = self.ahead.state if self.ahead.sampler == between else None
+            state = program(followed, 1, False)(between, self.whole.state, before)
+            self.ahead = Engine(between, self.whole.key, batch=1, state=state, in_place=True)
+
+    def __getstate__(self) -> dict[str, Any]:
+        return without_mark(self.__dict__)

@@ -1,0 +1,135 @@
+r"""A regressor's networks between two batches: of each one the last layer alone learns, row by row.
+
+A batch changes whole covariances, which takes as long for one row as for twenty. So the rows that wait for a batch
+teach the last layers, whose covariances are small, and what is learnt from errors. When the batch is full, whole
+networks learn it, and what the last layers had learnt from it is dropped.
+
+Half of the last layers have the covariance that whole networks give them, and follow fast. Given the other layers it
+is too large; the other half keep one of their own, of all rows so far. The weights of the networks decide.
+"""
+
+from dataclasses import dataclass
+from functools import cached_property
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from opvi._steps import compiled, root_mean_square, tick
+from opvi.filters._covariance import Blocks, Covariance, exactly
+from opvi.targets import cast
+from opvi.tracking import _calibration as calibration
+from opvi.tracking import _chunks as chunks
+from opvi.tracking import _guard as guard
+from opvi.tracking import _memory as memories
+from opvi.tracking import _pace as pacing
+from opvi.tracking import _regressor_learning as learning
+from opvi.tracking import _scaling as scaling
+from opvi.tracking._calibration import USUAL_ROWS
+from opvi.tracking._regressor import Regressor
+from opvi.tracking._regressor_types import RegressorInfo, RegressorState, whole_blocks
+from opvi.tracking._regressor_units import standardised
+from opvi.types import Array, Batch, Key, Predicted
+
+RESET = 0.5  # fewer rounds known than before, in batches of the usual size: a jump was found
+
+
+@dataclass(frozen=True)
+class RegressorBetween(Regressor):
+    """Settings of a regressor of whose networks only the last layers learn."""
+
+    @cached_property
+    def blocks(self) -> Blocks:
+        """The last layer's place among the weights."""
+        dim = self.network.dim
+        return Blocks(np.arange(dim - self.hidden[-1] - 1, dim)[None], dim)
+
+    def ready(self, state: RegressorState) -> bool:
+        """Return whether whole networks have learnt their first rows."""
+        return bool(state.scaled_at > 0)
+
+    @exactly
+    def follow(self, state: RegressorState, before: RegressorState | None) -> RegressorState:
+        """Return the state after whole networks learnt a batch, with what was learnt from errors row by row.
+
+        Args:
+            state: the state of whole networks.
+            before: what learnt the rows of the batch one by one; None at the start.
+        """
+        past = Covariance(last_layers(state.past.matrices, whole_blocks(self), self.blocks), state.past.updates)
+        nothing = jnp.zeros((), state.error.dtype)
+        state = state._replace(past=past, held=nothing, begin=nothing, trail=None)
+        state = state._replace(memory=memories.following(state.memory))
+        if before is None:
+            return state
+        ratio = scaling.divisor(before.scale)[-1] / scaling.divisor(state.scale)[-1]
+        known = calibration.rescale(before.calibration, ratio)
+        fast = (jnp.arange(self.particles) < self.particles // 2)[:, None, None, None]
+        own = past._replace(matrices=jnp.where(fast, past.matrices, before.past.matrices * ratio**2))
+        # After a jump, what was learnt before it is of no use.
+        jumped = state.calibration.rounds < known.rounds - RESET
+        theirs = state.error, state.calibration, state.surprised, state.memory, past
+        mine = before.error * ratio**2, known, before.surprised, before.memory, own
+        kept = jax.tree.map(lambda a, b: jnp.where(jumped, a, b), theirs, mine)
+        return state._replace(**dict(zip(("error", "calibration", "surprised", "memory", "past"), kept, strict=True)))
+
+    @compiled
+    @exactly
+    def step(self, key: Key, state: RegressorState, batch: Batch) -> tuple[RegressorState, RegressorInfo]:
+        """Predict a few rows, and learn from them."""
+        batch = cast(batch, state.particles.dtype)
+        cut, weight, finite = chunks.cut(self.features, batch, state.particles.dtype)
+        clock, particles = tick(state, batch), state.particles
+        said, jumped, state = _learn(self, state, tuple(part[0] for part in cut))
+        total = jnp.maximum(weight.sum(), 1e-30)
+        squared = ((batch.data[1].astype(weight.dtype) - said.mean) ** 2 * weight).sum() / total
+        density = (said.log_density * weight).sum() / total
+        drift = root_mean_square(state.particles - particles)
+        info = RegressorInfo(clock.rows, density, squared, drift, finite, said, jumped)
+        return state._replace(round=clock.round, rows=clock.rows), info
+
+
+def last_layers(matrices: Array, whole: Blocks, last: Blocks) -> Array:
+    """Return the covariances of the last layers, `[n, 1, D, D]`, out of those of whole networks."""
+    first, size = last.order[0, 0], last.order.shape[1]
+    if len(whole.order) == 1:
+        return matrices[:, :, first:, first:]
+    out = jnp.zeros((len(matrices), size, size), matrices.dtype)
+    for k, order in enumerate(whole.order):
+        here = np.flatnonzero((order >= first) & (order < whole.dim))
+        there = order[here] - first
+        out = out.at[:, there[:, None], there[None]].set(matrices[:, k][:, here[:, None], here[None]])
+    return out[:, None]
+
+
+def _learn(
+    sampler: RegressorBetween, state: RegressorState, rows: tuple[Array, ...]
+) -> tuple[Predicted, Array, RegressorState]:
+    """Return what was predicted for some rows, whether they are a jump, and the state after them; units stay."""
+    x, y, weight = rows
+    begun, known, kept = jnp.array(True), state.calibration, (sampler.remembered, sampler.half_life)
+    missing = scaling.far(scaling.Scale(state.scale.mean[:-1], state.scale.sd[:-1]), x)
+    weight = jnp.where(missing.any(1), learning.PARTIAL * weight, weight)
+    z, target = standardised(state, x, y)
+    seen = learning.linearise(sampler, state, z)
+    recalled = memories.recall(state.memory, state.scale, state.gates, z, known.error, *kept, x)
+    doubt = seen.variance[calibration.trusted(known)]
+    plain, one, depends = memories.combine(state.memory, recalled, known, seen.mean, doubt, z)
+    scores = calibration.scored(known, one, target)
+    unit, centre = scaling.divisor(state.scale)[-1], state.scale.mean[-1]
+    density = calibration.log_predictive(known, scores) - jnp.log(unit)
+    said = Predicted(density, one.mean * unit + centre, calibration.level(known, scores))
+    found = guard.believe(known, one, state.scale, state.surprised, (y, weight), begun)
+    learnt = jnp.where(found.jump, 0, weight)
+    if state.memory is not None:
+        slope = learning.slopes(sampler, state, z)
+        noted = memories.Rows(x, y, learnt * found.trust, target, plain.mean, slope)
+        memory = memories.learn(state.memory, recalled, noted, state.scale, known.error, begun, *kept)
+        state = state._replace(memory=memory)
+    state = learning.learn_errors(state, seen.mean, one, scores, (depends, target, learnt), found.trust, begun)
+    new = jnp.concatenate([jnp.where(missing, state.scale.mean[None, :-1], x), found.y[:, None]], 1)
+    moments = scaling.update(state.moments, new, weight, learning.SCALE_MEMORY)
+    state = state._replace(moments=moments, surprised=found.surprised)
+    forgetting = sampler.each("forgetting", target) ** (weight.sum() / USUAL_ROWS * pacing.faster(state.pace))
+    now = z, target, weight * found.trust
+    return said, found.jump, learning.absorb(sampler, state, seen, now, forgetting, jnp.array(False))
