@@ -70,6 +70,17 @@ with Writer("/dev/null", "csv") as out:
     assert "pandas" not in modules
 
 
+def test_predictions_need_neither_scipy_nor_templates_of_reports():
+    code = """
+from opvi.app.cli._common import prepare
+prepare(learns=False)
+import opvi.app.cli._predict, opvi.app.learn._predict
+"""
+    modules = loaded(code)
+    assert "opvi.app.report" in modules
+    assert not {"scipy.linalg", "jinja2", "opvi.app.report._page"} & modules
+
+
 def test_what_needs_scipy_loads_it():
     calls = (
         "opvi.regret.sample_kl([[0], [1], [3]], [[0], [1], [2]], 1)",

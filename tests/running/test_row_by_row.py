@@ -143,5 +143,5 @@ def test_a_part_of_the_weights_is_gathered_and_put_back():
 def test_the_last_errors_are_discounted_row_by_row():
     errors, weight = jnp.array([1.0, -2.0, 4.0]), jnp.array([1.0, 1.0, 0.0])
     at_once = levels.discounted(jnp.ones((2, 2)), errors, weight)
-    expected = [[rate**2 + rate - 2, rate**2 + rate + 1] for rate in levels.RATES]
+    expected = [[rate**2 + rate - 2, rate**2 + rate + 1] for rate in levels.LAST_RATES]
     assert np.allclose(at_once, np.array(expected).T)

@@ -20,6 +20,7 @@ from opvi.types import Array, Scalar
 
 SLOTS = 1024  # values of a column; two that fall into one slot take turns
 RATES = (0.6, 0.95)  # λ
+LAST_RATES = (0.2, 0.8)  # λ of the last errors, whatever the values: where neighbours in time are alike
 SHRINKAGE = 0.5  # rows, that the means are drawn towards 0 by
 WIDEST = 64  # columns: wider tables have no levels
 FACTS = 2 + 2 * len(RATES)  # of a value: itself, when it last came, sums of errors, sums of weights
@@ -76,7 +77,7 @@ def learn(
 
 def discounted(last: Array, error: Array, weight: Array) -> Array:
     """Return sums of the last errors and of their weights, `[2, rates]`, after those of a batch."""
-    rates = jnp.asarray(RATES, last.dtype)
+    rates = jnp.asarray(LAST_RATES, last.dtype)
     total = weight.sum()
     since = rates[None] ** (total - jnp.cumsum(weight))[:, None] * weight[:, None]
     return rates[None] ** total * last + jnp.stack([(since * error[:, None]).sum(0), since.sum(0)])

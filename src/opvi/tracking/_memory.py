@@ -256,7 +256,7 @@ def following(memory: Memory | None) -> Memory | None:
     """Return the memory with two more terms: means of the last errors, wherever they were."""
     if memory is None or memory.last is not None:
         return memory
-    more, dtype = len(levels.RATES), memory.products.dtype
+    more, dtype = len(levels.LAST_RATES), memory.products.dtype
     return memory._replace(
         products=jnp.pad(memory.products, (0, more)),
         moments=jnp.pad(memory.moments, (0, more)),

@@ -64,15 +64,16 @@ def add_save_every(command: argparse.ArgumentParser) -> None:
     )
 
 
-def prepare() -> None:
+def prepare(learns: bool = True) -> None:
     """Raise an error with the remedy if a library of the extra `cli` is missing; restrict BLAS to one thread.
 
-    More threads would wait for small matrices and take time from XLA's own.
+    More threads would wait for small matrices and take time from XLA's own. Without learning, nothing calls SciPy's.
     """
     absent = [name for name in ("rich", "pyarrow", "jinja2") if find_spec(name) is None]
     if absent:
         raise CommandError(f"this command needs {absent[0]}, which is not installed: pip install 'opvi[cli]'.")
-    import scipy.linalg  # noqa: F401  # whose BLAS JAX calls; it must be loaded to be told
+    if learns:
+        import scipy.linalg  # noqa: F401  # whose BLAS JAX calls; it must be loaded to be told
     from threadpoolctl import threadpool_limits
 
     threadpool_limits(limits=1)

@@ -35,7 +35,7 @@ def add_predict(commands: Commands) -> None:
 
 def predict(options: argparse.Namespace) -> int:
     """Write predictions for every row of a source."""
-    prepare()
+    prepare(learns=False)
     from opvi.adapters._tables import open_source
     from opvi.adapters._tables._writing import Writer, format_of
     from opvi.app.learn import RunDirectory
