@@ -19,6 +19,10 @@ def followed(between: Any, state: Tree, before: Tree) -> Tree:
     return jax.tree.map(jnp.copy, between.follow(state, before))
 
 
+def _never(info: Tree) -> bool:
+    return False
+
+
 class RowByRow:
     """A sampler that learns batches, and until the next one is full, from each row what `sampler.between` can.
 
@@ -60,7 +64,7 @@ class RowByRow:
             found = self.ahead.feed(row, count, last=True)
             if self.whole.feed(row, count) is not None:
                 self._follow()
-            elif found is not None and getattr(found.info, "jumped", None) is not None and found.info.jumped.any():
+            elif found is not None and getattr(self.sampler, "startled", _never)(found.info):
                 self.settle(1)
 
     def settle(self, size: int = USUAL) -> None:

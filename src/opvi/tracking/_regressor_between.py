@@ -10,6 +10,7 @@ is too large; the other half keep one of their own, of all rows so far. The weig
 
 from dataclasses import dataclass
 from functools import cached_property
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -21,6 +22,7 @@ from opvi.targets import cast
 from opvi.tracking import _calibration as calibration
 from opvi.tracking import _chunks as chunks
 from opvi.tracking import _guard as guard
+from opvi.tracking import _jumps as jumps
 from opvi.tracking import _memory as memories
 from opvi.tracking import _pace as pacing
 from opvi.tracking import _regressor_learning as learning
@@ -68,10 +70,13 @@ class RegressorBetween(Regressor):
         own = past._replace(matrices=jnp.where(fast, past.matrices, before.past.matrices * ratio**2))
         # After a jump, what was learnt before it is of no use.
         jumped = state.calibration.rounds < known.rounds - RESET
-        theirs = state.error, state.calibration, state.surprised, state.memory, past
-        mine = before.error * ratio**2, known, before.surprised, before.memory, own
-        kept = jax.tree.map(lambda a, b: jnp.where(jumped, a, b), theirs, mine)
-        return state._replace(**dict(zip(("error", "calibration", "surprised", "memory", "past"), kept, strict=True)))
+        mine = before._replace(error=before.error * ratio**2, calibration=known, past=own)
+        kept = jax.tree.map(lambda a, b: jnp.where(jumped, a, b), _from_errors(state), _from_errors(mine))
+        return state._replace(**kept)
+
+    def startled(self, info: RegressorInfo) -> bool:
+        """Return whether the rows just learnt look like a jump."""
+        return info.probability is not None and bool(np.max(info.probability) > jumps.ALARM)
 
     @compiled
     @exactly
@@ -80,13 +85,19 @@ class RegressorBetween(Regressor):
         batch = cast(batch, state.particles.dtype)
         cut, weight, finite = chunks.cut(self.features, batch, state.particles.dtype)
         clock, particles = tick(state, batch), state.particles
-        said, jumped, state = _learn(self, state, tuple(part[0] for part in cut))
+        said, probability, state = _learn(self, state, tuple(part[0] for part in cut))
         total = jnp.maximum(weight.sum(), 1e-30)
         squared = ((batch.data[1].astype(weight.dtype) - said.mean) ** 2 * weight).sum() / total
         density = (said.log_density * weight).sum() / total
         drift = root_mean_square(state.particles - particles)
-        info = RegressorInfo(clock.rows, density, squared, drift, finite, said, jumped)
+        info = RegressorInfo(clock.rows, density, squared, drift, finite, said, probability)
         return state._replace(round=clock.round, rows=clock.rows), info
+
+
+def _from_errors(state: RegressorState) -> dict[str, Any]:
+    """Return what is learnt row by row, and not with a batch."""
+    names = ("error", "calibration", "surprised", "recent", "odds", "memory", "past")
+    return {name: getattr(state, name) for name in names}
 
 
 def last_layers(matrices: Array, whole: Blocks, last: Blocks) -> Array:
@@ -105,7 +116,7 @@ def last_layers(matrices: Array, whole: Blocks, last: Blocks) -> Array:
 def _learn(
     sampler: RegressorBetween, state: RegressorState, rows: tuple[Array, ...]
 ) -> tuple[Predicted, Array, RegressorState]:
-    """Return what was predicted for some rows, whether they are a jump, and the state after them; units stay."""
+    """Return what was predicted for some rows, the probability of a jump, and the state after them; units stay."""
     x, y, weight = rows
     begun, known, kept = jnp.array(True), state.calibration, (sampler.remembered, sampler.half_life)
     missing = scaling.far(scaling.Scale(state.scale.mean[:-1], state.scale.sd[:-1]), x)
@@ -118,8 +129,9 @@ def _learn(
     scores = calibration.scored(known, one, target)
     unit, centre = scaling.divisor(state.scale)[-1], state.scale.mean[-1]
     density = calibration.log_predictive(known, scores) - jnp.log(unit)
-    said = Predicted(density, one.mean * unit + centre, calibration.level(known, scores))
-    found = guard.believe(known, one, state.scale, state.surprised, (y, weight), begun)
+    level = calibration.level(known, scores)
+    said = Predicted(density, one.mean * unit + centre, level)
+    found = guard.believe(known, one, state.scale, (state.surprised, state.recent), (y, weight), begun)
     learnt = jnp.where(found.jump, 0, weight)
     if state.memory is not None:
         slope = learning.slopes(sampler, state, z)
@@ -129,7 +141,9 @@ def _learn(
     state = learning.learn_errors(state, seen.mean, one, scores, (depends, target, learnt), found.trust, begun)
     new = jnp.concatenate([jnp.where(missing, state.scale.mean[None, :-1], x), found.y[:, None]], 1)
     moments = scaling.update(state.moments, new, weight, learning.SCALE_MEMORY)
-    state = state._replace(moments=moments, surprised=found.surprised)
+    state = state._replace(moments=moments, surprised=found.surprised, recent=found.recent)
+    odds, probability = learning.jump_odds(state, known, recalled, found, level, learnt * found.trust)
+    state = state._replace(odds=odds)
     forgetting = sampler.each("forgetting", target) ** (weight.sum() / USUAL_ROWS * pacing.faster(state.pace))
     now = z, target, weight * found.trust
-    return said, found.jump, learning.absorb(sampler, state, seen, now, forgetting, jnp.array(False))
+    return said, probability, learning.absorb(sampler, state, seen, now, forgetting, jnp.array(False))

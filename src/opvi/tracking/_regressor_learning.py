@@ -20,7 +20,7 @@ from opvi.tracking import _memory as memories
 from opvi.tracking import _pace as pacing
 from opvi.tracking import _scaling as scaling
 from opvi.tracking import _starting as starting
-from opvi.tracking._calibration import USUAL_ROWS, Combined, Scored
+from opvi.tracking._calibration import USUAL_ROWS, Calibration, Combined, Scored
 from opvi.tracking._regressor_types import Networks, RegressorInfo, RegressorState, prior_variance
 from opvi.tracking._regressor_units import rescaled, standardised
 from opvi.tracking._scaling import Moments, Scale
@@ -209,6 +209,23 @@ def slopes(sampler: Networks, state: RegressorState, z: Array) -> Array:
     return jax.grad(mean)(z)
 
 
+def jump_odds(
+    state: RegressorState,
+    known: Calibration,
+    recalled: memories.Recalled | None,
+    found: guard.Believed,
+    level: Array,
+    weight: Array,
+) -> tuple[Scalar, Scalar]:
+    """Return the odds of a jump after some rows, 0 after an alarm, and its probability."""
+    tested = jnp.where(known.rounds >= jumps.WARM_UP, weight, 0)
+    if recalled is not None:  # errors in places where no row has been say nothing about a jump
+        tested = jnp.where(recalled.extra[:, 1] < jumps.FAR, tested, 0)
+    odds = jumps.after(state.odds, jumps.wider(level, tested), tested.sum())
+    probability = jnp.where(found.jump, 1, jumps.probability(odds))
+    return jnp.where(probability > jumps.ALARM, 0, odds), probability
+
+
 def _learn_chunk(
     sampler: Networks, state: RegressorState, chunk: tuple[Array, ...], again: Array
 ) -> tuple[RegressorState, Array]:
@@ -254,13 +271,8 @@ def _learn_chunk(
         paced = jnp.where(begun, believed, 0)
         move = plain.mean - known.weights @ means(sampler, state.trail, z)
         state = state._replace(pace=pacing.learn(state.pace, target - plain.mean, move, paced, known.error))
-    tested = jnp.where(begun & (known.rounds >= jumps.WARM_UP), believed, 0)
-    if recalled is not None:  # errors in places where no row has been say nothing about a jump
-        tested = jnp.where(recalled.extra[:, 1] < jumps.FAR, tested, 0)
-    odds = jumps.after(state.odds, jumps.wider(level, tested), tested.sum())
-    probability = jnp.where(found.jump, 1, jumps.probability(odds))
-    alarm = found.jump | (probability > jumps.ALARM)
-    state = state._replace(odds=jnp.where(alarm, 0, odds))
+    odds, probability = jump_odds(state, known, recalled, found, level, jnp.where(begun, believed, 0))
+    state, alarm = state._replace(odds=odds), probability > jumps.ALARM
     state = when(alarm | waits, lambda s: _jumped(sampler, s, found, (x, y, weight), seen.mean, waits), state)
     state = _moved(
         state._replace(surprised=found.surprised, recent=found.recent), odd, x, jnp.where(missing, weight[:, None], 0)
