@@ -186,6 +186,7 @@ def test_a_running_error_is_that_of_the_rows_however_they_come():
 def test_sizes_of_errors_are_stretched_as_the_last_rows_say():
     known, _ = taught(lambda rng, x: (np.zeros((3, 20)), np.zeros((3, 20)), 0.3 * rng.normal(size=20)), 20)
     rows = 20 * (1 - 0.933**19) / (1 - 0.933)
+    known = known._replace(missed=jnp.zeros(()))
     wide, plain = (known._replace(excess=jnp.asarray(e * (200 + rows), jnp.float32)) for e in (0.5, 0.0))
     more = np.log(1.5) / 2 - 0.01
     assert float(calibration.stretch(wide)) == pytest.approx(more, rel=1e-4)
@@ -203,6 +204,13 @@ def test_sizes_of_errors_are_stretched_as_the_last_rows_say():
     near = np.exp(2 * more) * stats.norm.ppf(float(calibration.level(wide, scores)[0])) ** 2
     wanted = 0.933 ** (19 / 20) * 0.5 * (200 + rows) + 15 * (near / 0.95 - 1) + 4 * (6 / 0.95 - 1)
     assert float(learnt.excess) == pytest.approx(wanted, rel=1e-3)
+    # Four targets lie outside of the 90 % interval, fifteen inside.
+    assert float(learnt.missed) == pytest.approx(0.015 * (4 * 0.9 - 15 * 0.1), rel=1e-3)
+    for before, after in ((0.2, 0.2 * 0.95**0.95 + 0.0315), (5.0, 0.3)):
+        held = wide._replace(missed=jnp.asarray(before, jnp.float32))
+        assert float(calibration.stretch(held)) == pytest.approx(more + before, rel=1e-4)
+        again = LEARN(held, zeros, zeros, jnp.zeros((20, 1)), y.at[15:].mul(1e4), jnp.ones(20).at[19].set(0))
+        assert float(again.missed) == pytest.approx(after, rel=1e-3)
 
 
 def test_a_row_beyond_every_level_teaches_the_weights_all_the_same():

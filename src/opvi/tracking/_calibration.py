@@ -31,6 +31,12 @@ REACH_SHARE = 0.95  # of the mean square is left by that
 SURE = 1e-6  # levels nearer to 0 or 1 are this
 DEAD = 0.01  # a smaller change of the logarithm of all sizes is none
 LARGEST_STRETCH = 0.5  # of that logarithm
+MISSED = 0.1  # of the targets should lie outside of the 90 % interval
+MISS_GAIN = (
+    0.015  # times 0.9: what each that does adds to the logarithm of all sizes; the others take off a ninth of it
+)
+MISS_MEMORY = 0.95  # of that sum
+LARGEST_MISS = 0.3  # of it
 TRUSTED = 4  # particles whose own variance counts
 
 NOISE = np.exp(np.linspace(np.log(0.03), np.log(2.0), 14))  # shares of the running mean squared error
@@ -53,6 +59,7 @@ class Calibration(NamedTuple):
     shape_covariance: Array  # [k, k]
     shape_mean: Scalar  # its running mean prediction
     excess: Array | float = 0.0  # discounted sum of squared errors in units of their predicted size, less 1 for each
+    missed: Array | float = 0.0  # what targets outside of 90 % intervals add to the logarithm of all sizes
 
 
 class Combined(NamedTuple):
@@ -75,6 +82,7 @@ def start(particles: int, features: int, dtype: Any) -> Calibration:
         jnp.zeros(len(_GRID[0]), dtype),
         jnp.zeros(k, dtype),
         0.1 * jnp.eye(k, dtype=dtype),
+        zero,
         zero,
         zero,
     )
@@ -125,12 +133,14 @@ def scored(known: Calibration, one: Combined, y: Array) -> Scored:
 def stretch(known: Calibration) -> Scalar:
     """Return the logarithm of the factor by which the last errors were larger than the scores of settings say.
 
-    Those remember a thousand rows. While errors fall, rise or drift they are late; this is sooner, and else near 0.
+    Those remember a thousand rows. While errors fall, rise or drift they are late; this is sooner, and else near 0. The
+    last term holds the share of targets outside of 90 % intervals at a tenth, as adaptive conformal inference does:
+    whenever more of them were, all sizes grow.
     """
     rows = USUAL_ROWS * (1 - STRETCH_MEMORY ** jnp.maximum(known.rounds - 1, 0)) / (1 - STRETCH_MEMORY)
     bound = math.exp(2 * LARGEST_STRETCH)
     more = jnp.log(jnp.clip(1 + known.excess / (STRETCH_DOUBT + rows), 1 / bound, bound)) / 2
-    return jnp.sign(more) * jnp.maximum(jnp.abs(more) - DEAD, 0)
+    return jnp.sign(more) * jnp.maximum(jnp.abs(more) - DEAD, 0) + known.missed
 
 
 def log_predictive(known: Calibration, scores: Scored) -> Array:
@@ -163,6 +173,8 @@ def learn(
     sizes = jnp.exp(2 * stretch(known)) * ndtri(within) ** 2
     sizes = jnp.minimum(sizes, STRETCH_REACH) / REACH_SHARE
     excess = STRETCH_MEMORY**share * known.excess + jnp.where(error_known, ((sizes - 1) * weight).sum(), 0)
+    off = jnp.where(jnp.abs(within - 0.5) > (1 - MISSED) / 2, 1 - MISSED, -MISSED)
+    missed = MISS_MEMORY**share * known.missed + MISS_GAIN * jnp.where(error_known, (off * weight).sum(), 0)
     residual = mean - y[None]
     products = ERROR_MEMORY**share * known.products + (residual * weight[None]) @ residual.T
     seen = ERROR_MEMORY**share * known.seen + rows
@@ -174,6 +186,7 @@ def learn(
         rounds=known.rounds + share,
         scores=total,
         excess=excess,
+        missed=jnp.clip(missed, -LARGEST_MISS, LARGEST_MISS),
     )
     good = some & jnp.isfinite(sum(jnp.sum(leaf) for leaf in learnt))
     return jax.tree.map(lambda new, old: jnp.where(good, new, old), learnt, known)
