@@ -4,8 +4,9 @@ Synthetic streams of 5,200 rows and six columns, learnt by the default regressor
 before it is learnt: still ones with noise, ones whose errors fall a hundredfold while they are learnt, noise that
 depends on X, heavy tails, and a function that drifts. Of each stream the windows' coverages are reported, and the mean
 log density of all rows from row 200 on: as the regressor is, and without the stretching of its errors' sizes
-(`--alone`: not measured, but kept from the file). Settings were chosen on seeds from 100 on; one of them was changed after errors of concrete had been seen, to a value that those
-seeds chose, and an earlier setting had been run on the seeds reported.
+(`--alone`: not measured again, but kept from the file). Settings were chosen on seeds from 100 on; one of them was
+changed after errors of concrete had been seen, to a value that those seeds chose, and an earlier setting had been run
+on the seeds reported.
 """
 
 import argparse
