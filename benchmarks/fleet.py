@@ -20,6 +20,7 @@ MODELS, FEATURES, PARTICLES, SEED = 10_000, 9, 20, 0
 TARGET_COST = 5.0  # µs per row: 200,000 rows per second
 WIDE = ("SVGD", "OPVI", "Langevin")  # the others factorise matrices: one lane and one core at a time
 SECONDS = 6.0  # for each line
+ROUNDS = 5000  # filled by calls of one row, in each measurement
 LINEAR = opvi.linear_regression(FEATURES)
 SAMPLERS: dict[str, tuple[Any, Any]] = {
     "SVGD": (opvi.svgd(LINEAR, step=0.01), PARTICLES),
@@ -147,37 +148,42 @@ def on_disk() -> Iterator[Result]:
 
 def one_row() -> Iterator[Result]:
     """Compare calls with one row, including the rounds they fill, to their share of a call with all rows."""
+    rng = np.random.default_rng(SEED + 1)
     for batch_size in (1, 20):
-        made, (ids, (X, y)) = fleet("OPVI", batch_size=batch_size), arrivals("OPVI", MODELS, batch_size)
-        few = [  # 20 rows of each of some 50 models
-            (ids[row % 50 : row % 50 + 1], (X[row : row + 1], y[row : row + 1])) for row in range(1000)
-        ]
-
-        def rows(made: Any = made, few: Any = few) -> None:
-            for whose, row in few:
-                made.learn(whose, row)
-
-        spent: dict[str, list[float]] = {"one": [], "bulk": []}
-        walls: dict[str, list[float]] = {"one": [], "bulk": []}
-        for what in 8 * ("bulk", "one"):
+        (ids, (X, y)), bulk = arrivals("OPVI", MODELS, batch_size), fleet("OPVI", batch_size=batch_size)
+        made = fleet("OPVI", batch_size=batch_size)
+        begun = np.repeat(np.arange(MODELS), 1 + np.arange(MODELS) % batch_size)  # batches that are not full alike
+        made.learn(begun, (X[: len(begun)], y[: len(begun)]))
+        count = ROUNDS * batch_size
+        rows = [(X[row : row + 1], y[row : row + 1]) for row in range(count)]
+        whose = {"50 models": np.resize(np.arange(50), count), "all models": rng.integers(MODELS, size=count)}
+        calls = {what: [*zip(np.split(who, count), rows, strict=True)] for what, who in whose.items()}
+        spent: dict[str, list[float]] = {what: [] for what in ("bulk", *calls)}
+        walls: dict[str, list[float]] = {what: [] for what in ("bulk", *calls)}
+        for what in 8 * ("bulk", *calls):
             used, began = time.process_time(), time.perf_counter()
-            rows() if what == "one" else made.learn(ids, (X, y))
+            if what == "bulk":
+                bulk.learn(ids, (X, y))
+            else:
+                for one in calls[what]:
+                    made.learn(*one)
+                made.waiting(0)  # the rows go to their records
             walls[what].append(1e3 * (time.perf_counter() - began))
             spent[what].append(time.process_time() - used)
-        one, bulk = (Timing(walls[what][0], walls[what][1:]) for what in ("one", "bulk"))
-        value = 1e3 * one.median / 1000
-        processor = {what: 1e6 * float(np.median(spent[what][1:])) for what in spent}
-        processor = {"one": processor["one"] / 1000, "bulk": processor["bulk"] / len(ids)}
-        extra = {
-            "bulk_us": 1e3 * bulk.median / len(ids),
-            "times_bulk": value / (1e3 * bulk.median / len(ids)),
-            "processor_us": processor["one"],
-            "bulk_processor_us": processor["bulk"],
-            "times_bulk_by_processor": processor["one"] / processor["bulk"],
-        }
-        yield Result(
-            "one row a call", f"batch {batch_size}", value, "µs per row", None, {"one": one, "bulk": bulk}, extra
-        )
+        timings = {what: Timing(times[0], times[1:]) for what, times in walls.items()}
+        bulk_wall = 1e3 * timings["bulk"].median / len(ids)
+        bulk_processor = 1e6 * float(np.median(spent["bulk"][1:])) / len(ids)
+        for what in calls:
+            value, processor = 1e3 * timings[what].median / count, 1e6 * float(np.median(spent[what][1:])) / count
+            extra = {
+                "bulk_us": bulk_wall,
+                "times_bulk": value / bulk_wall,
+                "processor_us": processor,
+                "bulk_processor_us": bulk_processor,
+                "times_bulk_by_processor": processor / bulk_processor,
+            }
+            two = {"one": timings[what], "bulk": timings["bulk"]}
+            yield Result("one row a call", f"batch {batch_size}, {what}", value, "µs per row", None, two, extra)
 
 
 def table(results: list[dict[str, Any]]) -> str:
