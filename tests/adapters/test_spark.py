@@ -146,6 +146,7 @@ def test_a_query_learns_and_resumes_with_the_bits_of_a_fleet(session, tmp_path):
 
     for number, part in enumerate((table[:30], table[30:60], table[60:])):
         part.to_parquet(source / f"{number}.parquet")
+        os.utime(source / f"{number}.parquet", (number, number))  # Spark reads files in the order of their times
         if number:
             run()  # once with two triggers, once more from the checkpoint
     found = adapter.fleet(session, tmp_path / "kept", KEYED, path=tmp_path / "fleet")

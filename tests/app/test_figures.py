@@ -24,7 +24,7 @@ def in_two(given: Fed, cut: int) -> list[Fed]:
     ]
     return [
         Fed(
-            Told(told.rows[part], told.finite[part], told.changed[part], predicted),
+            Told(told.rows[part], told.finite[part], told.changed[part], predicted, told.probability[part]),
             (given.data[0][part], given.data[1][part]),
             given.weight[part],
         )

@@ -348,7 +348,8 @@ def test_the_figures_are_those_of_predicting_each_batch_before_learning_it(table
     # Scores are those of the whole grid of settings; `predict` says the same by 64 of its quantiles.
     np.testing.assert_allclose(told.total.loss, np.concatenate(loss).mean(), rtol=1e-3)
     np.testing.assert_allclose(told.total.error, np.sqrt(np.concatenate(error).mean()), rtol=1e-4)
-    np.testing.assert_allclose(told.total.covered, np.concatenate(covered).mean(), atol=2 / len(y))
+    differ = told.total.covered * told.total.count - np.concatenate(covered).sum()
+    assert abs(round(differ)) <= 2  # rows whose level is nearly 0.05 or 0.95
     np.testing.assert_allclose(told.baseline, np.sqrt(np.concatenate(baseline).mean()), rtol=1e-4)
     # Up to rounding: the engine compiles with other options.
     np.testing.assert_allclose(np.asarray(state.particles), np.asarray(done.engine.state.particles), atol=1e-4)

@@ -64,6 +64,33 @@ class _Progress(NamedTuple):
     places: Array
 
 
+def _move(
+    key: Key, value_and_grad: Callable[[Array], tuple[Array, Array]], at: _Chains, long: Array
+) -> tuple[_Chains, Scalar]:
+    """Move every chain along one trajectory, a long one or not; also return the mean chance of acceptance."""
+    n, kind = len(at.u), at.u.dtype
+    one, two, three = jax.random.split(key, 3)
+    p = jax.random.normal(one, at.u.shape, kind)
+    shortest = jnp.where(long, LONG_SHORTEST, SHORTEST).astype(kind)
+    length = at.step * shortest ** jax.random.uniform(two, (n, 1), kind)
+
+    def leap(_: int, place: tuple[Array, ...]) -> tuple[Array, ...]:
+        v, q, _value, g = place
+        q = q + length / 2 * g
+        v = v + length * q
+        value, g = value_and_grad(v)
+        return v, q + length / 2 * g, value, g
+
+    leaps = jnp.where(long, LONG_LEAPS, LEAPS)
+    v, q, value, g = jax.lax.fori_loop(0, leaps, leap, (at.u, p, at.value, at.slope))
+    gain = value - at.value + ((p**2).sum(1) - (q**2).sum(1)) / 2
+    chance = jnp.where(jnp.isfinite(gain) & jnp.isfinite(g).all(1), jnp.exp(jnp.minimum(gain, 0)), 0)
+    yes = jax.random.uniform(three, (n,), kind) < chance
+    u, slope = (jnp.where(yes[:, None], new, old) for new, old in ((v, at.u), (g, at.slope)))
+    step = at.step * jnp.exp(0.5 * (chance.mean() - WANTED))
+    return _Chains(u, jnp.where(yes, value, at.value), slope, step), chance.mean()
+
+
 def moved(
     key: Key,
     log_density: Callable[[Array], Array],
@@ -93,33 +120,11 @@ def moved(
     n, d = x.shape
     value_and_grad = jax.vmap(jax.value_and_grad(lambda u: log_density(own.centre + own.root @ u)))
 
-    def move(at: _Chains, i: Array, long: Array) -> tuple[_Chains, Scalar]:
-        one, two, three = jax.random.split(jax.random.fold_in(key, i), 3)
-        p = jax.random.normal(one, at.u.shape, x.dtype)
-        shortest = jnp.where(long, LONG_SHORTEST, SHORTEST).astype(x.dtype)
-        length = at.step * shortest ** jax.random.uniform(two, (n, 1), x.dtype)
-
-        def leap(_: int, place: tuple[Array, ...]) -> tuple[Array, ...]:
-            v, q, _value, g = place
-            q = q + length / 2 * g
-            v = v + length * q
-            value, g = value_and_grad(v)
-            return v, q + length / 2 * g, value, g
-
-        leaps = jnp.where(long, LONG_LEAPS, LEAPS)
-        v, q, value, g = jax.lax.fori_loop(0, leaps, leap, (at.u, p, at.value, at.slope))
-        gain = value - at.value + ((p**2).sum(1) - (q**2).sum(1)) / 2
-        chance = jnp.where(jnp.isfinite(gain) & jnp.isfinite(g).all(1), jnp.exp(jnp.minimum(gain, 0)), 0)
-        yes = jax.random.uniform(three, (n,), x.dtype) < chance
-        u, slope = (jnp.where(yes[:, None], new, old) for new, old in ((v, at.u), (g, at.slope)))
-        step = at.step * jnp.exp(0.5 * (chance.mean() - WANTED))
-        return _Chains(u, jnp.where(yes, value, at.value), slope, step), chance.mean()
-
     start = own.into(x)
 
     def body(at: _Progress) -> _Progress:
         ready = at.moves >= at.due
-        chains, chance = move(at.chains, at.moves, at.looks > 0)
+        chains, chance = _move(jax.random.fold_in(key, at.moves), value_and_grad, at.chains, at.looks > 0)
         made = at.moves + 1
         look = made == at.due
         arrival = jax.lax.cond(look, lambda u: arrived(start, at.middle, u, same), lambda _: at.arrival, chains.u)
