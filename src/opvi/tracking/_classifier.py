@@ -19,6 +19,7 @@ from opvi.filters._linear_ekf import LinearEKF, predict_linear
 from opvi.predictive import Categorical, Predictive
 from opvi.targets import Target, cast, categorical, mlp
 from opvi.tracking import _class_memory as memories
+from opvi.tracking import _columns as columns
 from opvi.tracking import _neighbours as neighbours
 from opvi.tracking import _scaling as scaling
 from opvi.tracking import _temperature as temperature
@@ -48,6 +49,8 @@ class ClassifierState(NamedTuple):
     round: Array
     rows: Array
     memory: memories.ClassMemory | None = None  # rows beside the networks
+    first: Array | float = 0.0  # [rows, F + 1]: the first rows and their weights: `_columns`
+    odd: Array | float = 0.0  # [F]: shares of the last few rows whose value is too far off to be one
 
     @property
     def particles(self) -> Particles:
@@ -131,8 +134,9 @@ class Classifier(Unforked):
         trackers = len(networks) + len(self.paces) + (memories.MEMBERS if kept else 0)
         weights, exponents = even_weights(trackers, dtype), temperature.start(1 + trackers, dtype)
         memory = memories.start(kept, self.features, self.classes, dtype) if kept else None
-        moments = scaling.start(self.features, dtype)
-        return ClassifierState(moments, inner, lines, weights, exponents, zero, zero, memory)
+        moments, first = scaling.start(self.features, dtype), columns.no_rows(LARGEST_WHOLE, self.features, dtype)
+        odd = jnp.zeros(self.features, dtype)
+        return ClassifierState(moments, inner, lines, weights, exponents, zero, zero, memory, first, odd)
 
     @compiled
     @exactly
@@ -293,7 +297,7 @@ def _with_mixture(state: ClassifierState, log_k: Array) -> Array:
 
 
 def _scaled(moments: scaling.Moments, x: Array) -> Array:
-    return jnp.clip(scaling.standardise(scaling.scale_of(moments), x), -LARGEST_INPUT, LARGEST_INPUT)
+    return jnp.clip(scaling.readable(scaling.scale_of(moments), x), -LARGEST_INPUT, LARGEST_INPUT)
 
 
 @partial(jax.jit, static_argnums=0)
@@ -339,8 +343,7 @@ def _learn(sampler: Classifier, key: Key, state: ClassifierState, rows: Batch) -
     """Predict, score and learn at most 32 rows. If one row is not finite or has no valid class, all are refused."""
     (x, y), weight = rows
     valid = _valid(sampler, x, y, weight)
-    y = jnp.clip(y, 0, sampler.classes - 1)
-    z = _scaled(state.moments, x)
+    y, z = jnp.clip(y, 0, sampler.classes - 1), _scaled(state.moments, x)
     _, log_k = _members(sampler, state, z)
     memory = state.memory
     if memory is not None:
@@ -348,13 +351,13 @@ def _learn(sampler: Classifier, key: Key, state: ClassifierState, rows: Batch) -
         memory = memories.learn(memory, x, y, there, slopes(_pairs(sampler, state), z, y), sampler.remembered)
     both = _with_mixture(state, log_k)
     log_p = temperature.pool(state.exponents, both)
-    moments = scaling.update(state.moments, x, weight)
+    moments, first, odd = columns.learn(state.moments, jnp.asarray(state.first), state.odd, x, weight)
     nets, lines, infos = _learn_models(sampler, key, state, Batch((_scaled(moments, x), y), weight))
     drift = jnp.sqrt(jnp.stack([info.drift**2 for info in infos[: len(nets) or 1]]).mean())
     finite = jnp.stack([info.finite for info in infos]).all()
     log_weights = reweigh(state.log_weights, chosen(log_k, y), weight)
     exponents = temperature.update(state.exponents, both, y, weight)
-    new = ClassifierState(moments, nets, lines, log_weights, exponents, state.round, state.rows)
+    new = ClassifierState(moments, nets, lines, log_weights, exponents, state.round, state.rows, None, first, odd)
     good = valid & jnp.isfinite(sum(m.sum() for m in moments)) & jnp.isfinite(log_weights).all()
     old = state._replace(memory=None)
     new = jax.tree.map(lambda a, b: jnp.where(good, a, b), new, old)._replace(memory=memory)

@@ -12,6 +12,7 @@ from opvi.filters._covariance import Covariance, exactly, when
 from opvi.targets import cast
 from opvi.tracking import _calibration as calibration
 from opvi.tracking import _chunks as chunks
+from opvi.tracking import _columns as columns
 from opvi.tracking import _gates as gates
 from opvi.tracking import _guard as guard
 from opvi.tracking import _jumps as jumps
@@ -189,11 +190,9 @@ def _moved(state: RegressorState, odd: Array, x: Array, weight: Array) -> Regres
         x: the latest rows.
         weight: the weights of values that are far off, `[B, F]`.
     """
-    moved = odd > scaling.MISREAD
-    centre = (x * weight).sum(0) / jnp.maximum(weight.sum(0), 1e-30)
-    shift = jnp.where(moved & (weight.sum(0) > 0), centre - state.scale.mean[:-1], 0)
+    odd, shift = columns.moved(odd, state.scale.mean[:-1], x, weight)
     return state._replace(
-        odd=jnp.where(moved, 0, odd),
+        odd=odd,
         moments=state.moments._replace(mean=state.moments.mean.at[:-1].add(shift)),
         scale=state.scale._replace(mean=state.scale.mean.at[:-1].add(shift)),
     )

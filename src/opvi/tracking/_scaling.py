@@ -8,6 +8,7 @@ from opvi.types import Array, Scalar
 
 LARGEST_INPUT = 10.0  # standard deviations; one wild value must not steer a network
 FAR = 100.0  # standard deviations; a value farther off stands for "none" (-999), and counts as missing
+INDICATOR = 1.0  # values up to this size are never taken for "none": a rare level's indicator is as far off
 MISREAD = 0.5  # where more than this share of the last few rows is that far off, the column has moved
 LARGEST_JUMP = 100.0  # standard deviations; one wild value must not blind the scale to all the others
 SMALLEST_SHARE = 1e-6  # a deviation below this share of the value's size is rounding, not a signal
@@ -85,4 +86,5 @@ def readable(scale: Scale, x: Array) -> Array:
 
 def far(scale: Scale, x: Array) -> Array:
     """Return which values `[B, F]` are too far off to be real; none in a column that was constant so far."""
-    return (scale.sd[None] > 0) & (jnp.abs(x - scale.mean[None]) > FAR * scale.sd[None])
+    away = jnp.abs(x - scale.mean[None]) > FAR * scale.sd[None]
+    return (scale.sd[None] > 0) & away & (jnp.abs(x) > INDICATOR)

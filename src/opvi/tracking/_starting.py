@@ -9,15 +9,14 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 
+from opvi.tracking import _columns as columns
 from opvi.tracking import _guard as guard
 from opvi.tracking import _scaling as scaling
 from opvi.tracking._chunks import CHUNK
+from opvi.tracking._columns import ENOUGH
 from opvi.tracking._scaling import Moments
 from opvi.types import Array
 
-ENOUGH = 20  # rows whose units are good enough to keep
-MANY = 0.2  # of the first rows: so many that are far from the others, and from each other, are values
-GAP = 10.0  # times as far from the middle as all values that are not odd: no value
 ROOM = ENOUGH - 1 + CHUNK
 
 
@@ -61,18 +60,7 @@ def instead(
 ) -> tuple[Moments, tuple[Array, Array]]:
     """Return what the moments are updated from: old moments and a chunk, or none and the first rows while they wait."""
     weight = first.held[:, -2]
-    values = first.held[:, :-3]
-    centre = jax.vmap(guard.median, (1, None))(values, weight)[None]
-    apart = guard.NORMAL * jax.vmap(guard.median, (1, None))(jnp.abs(values - centre), weight)[None]
-    away = jnp.abs(values - centre)
-    here = (weight > 0)[:, None]
-    odd = here & (apart > 0) & (away > scaling.FAR * apart)
-    # A long tail leads up to its farthest values; what stands for "none" lies apart from all others.
-    tail = jnp.where(here & ~odd, away, 0).max(0, keepdims=True)
-    # Many that differ are values: the others, all but equal, are a column at rest.
-    many = jnp.where(odd, weight[:, None], 0).sum(0, keepdims=True) > MANY * weight.sum()
-    differ = jnp.where(odd, values, -jnp.inf).max(0) > jnp.where(odd, values, jnp.inf).min(0)
-    values = jnp.where(odd & (away > GAP * tail) & ~(many & differ[None]), centre, values)
+    values = columns.among_themselves(first.held[:, :-3], weight)
     x, chunk_weight = (jnp.pad(a, [(0, ROOM - len(a)), *[(0, 0)] * (a.ndim - 1)]) for a in rows)
     mine = jnp.concatenate([values, first.y[:, None]], 1), weight
     begin = scaling.start(x.shape[1], x.dtype)

@@ -96,6 +96,8 @@ def widened_classifier(old: ClassifierState, fresh: ClassifierState) -> Classifi
             value=old.exponents.value[members], covariance=old.exponents.covariance[members, members]
         ),
         memory=None if fresh.memory is None or old.memory is None else _class_memory(old.memory, fresh.memory),
+        first=_put(fresh.first, np.s_[:, np.r_[0:columns, wide]], old.first),
+        odd=_put(fresh.odd, np.s_[:columns], old.odd),
     )
 
 
