@@ -7,6 +7,7 @@ import pytest
 
 import opvi
 from opvi.tracking import _starting as starting
+from opvi.types import Batch
 
 FEATURES = 3
 SMALL = opvi.regressor(FEATURES, hidden=(6,), particles=5)  # as in test_regressor.py: programs are compiled once
@@ -109,6 +110,24 @@ def test_values_that_stand_for_none_cost_little():
     errors = [np.sqrt(np.mean((y - mean)[late] ** 2)) for mean in (clean, said)]
     assert errors[1] < 1.15 * errors[0]
     np.testing.assert_allclose(state.scale.sd[:-1], X.std(0), rtol=0.2)
+
+
+def test_a_value_that_stands_for_none_does_not_say_where_a_column_is():
+    """When units change, it is the same as the column's mean in a row of a tenth of the weight."""
+    X, y = drawn_by_the_thousand()
+    X = 3 * X
+    state, _ = predicted(X[:200], y[:200])
+    # Weights of which nothing is known, and columns four times as wide: networks stay the same where columns are now.
+    prior, moments = SMALL.init(KEY).past, state.moments
+    state = state._replace(past=prior, moments=moments._replace(seen=moments.seen + 10, square=16 * moments.square))
+    x, weight = X[200:220].astype(np.float32), np.ones(20, np.float32)
+    learnt = []
+    for value, share in ((-999, 1), (state.scale.mean[0], 0.1)):
+        x[7, 0], weight[7] = value, share
+        batch = Batch((jnp.asarray(x), jnp.asarray(y[200:220], jnp.float32)), jnp.asarray(weight))
+        learnt.append(SMALL.step(KEY, state, batch)[0])
+    assert (learnt[0].scale.sd[:-1] > 3 * state.scale.sd[:-1]).all()
+    np.testing.assert_allclose(learnt[0].particles, learnt[1].particles, atol=0.05)  # the mean in the new units
 
 
 def test_a_column_that_moves_for_good_is_followed():

@@ -288,7 +288,7 @@ def _learn_chunk(
     # Units change as often, however the rows come; a count that has reached its memory stands still.
     turned = jnp.floor(moments.seen / USUAL_ROWS) > jnp.floor(before / USUAL_ROWS)
     turned |= moments.seen > SCALE_MEMORY - USUAL_ROWS
-    state, renewed = rescaled(sampler, state, early, begun & turned, waits, (x, weight))
+    state, renewed = rescaled(sampler, state, early, begun & turned, waits, (whole, weight))
     now = *standardised(state, x, y), weight * found.trust
     renew = renewed | alarm if len(weight) <= PAIR else early | renewed | alarm  # few rows are all first
     state = absorb(sampler, state, seen, now, forgetting, renew)
