@@ -55,7 +55,7 @@ def learn(moments: Moments, first: Array, odd: Array | float, x: Array, weight: 
     """Return the moments, the first rows, and the shares of odd values, including those of a batch.
 
     Args:
-        moments: of the columns before.
+        moments: the moments of the columns before.
         first: the first rows, as of `no_rows`.
         odd: the shares of the last few rows that are far off, column by column.
         x: rows `[B, F]`.
