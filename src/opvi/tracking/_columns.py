@@ -67,19 +67,13 @@ def learn(moments: Moments, first: Array, odd: Array | float, x: Array, weight: 
     place = jnp.where(here & young, held + jnp.cumsum(here, dtype=jnp.int32) - 1, len(first))
     first = first.at[place].set(jnp.concatenate([x, weight[:, None]], 1), mode="drop")
 
-    def begin() -> tuple[Moments, Array]:
-        rows, weights = first[:, :-1], first[:, -1]
-        none = scaling.start(x.shape[1], x.dtype)
-        return scaling.update(none, among_themselves(rows, weights), weights), jnp.zeros_like(x[0])
-
-    def follow() -> tuple[Moments, Array]:
-        missing = scaling.far(scaling.scale_of(moments), x)
-        share, shift = moved(
-            guard.recent(odd, missing, weight), moments.mean, x, jnp.where(missing, weight[:, None], 0)
-        )
-        mean = moments.mean + shift
-        whole = jnp.where(missing, mean[None], x)
-        return scaling.update(moments._replace(mean=mean), whole, weight), share
-
-    known, share = jax.lax.cond(young, begin, follow)
-    return known, first, share
+    missing = scaling.far(scaling.scale_of(moments), x) & ~young
+    share, shift = moved(guard.recent(odd, missing, weight), moments.mean, x, jnp.where(missing, weight[:, None], 0))
+    mean, more = moments.mean + shift, len(first) - len(x)
+    whole = jnp.pad(jnp.where(missing, mean[None], x), ((0, more), (0, 0)))
+    rows, weights = first[:, :-1], first[:, -1]
+    rows = jax.lax.cond(young, lambda: among_themselves(rows, weights), lambda: whole)
+    weights = jnp.where(young, weights, jnp.pad(weight, (0, more)))
+    # As long as all rows are there, the moments are theirs.
+    before = jax.tree.map(lambda leaf: jnp.where(young, 0, leaf), moments._replace(mean=mean))
+    return scaling.update(before, rows, weights), first, share
