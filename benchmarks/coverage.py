@@ -28,20 +28,20 @@ STREAMS = ("still", "falling", "uneven", "heavy", "drifting")
 SOURCES = ("src/opvi/tracking/_calibration.py", "src/opvi/tracking/_regressor_learning.py")
 
 
-def stream(kind: str, seed: int) -> tuple[np.ndarray, np.ndarray]:
+def stream(kind: str, seed: int, rows: int = ROWS) -> tuple[np.ndarray, np.ndarray]:
     """One of the streams."""
     rng = np.random.default_rng([seed, STREAMS.index(kind)])
-    X = rng.uniform(size=(ROWS, COLUMNS))
+    X = rng.uniform(size=(rows, COLUMNS))
     f = 10 * np.sin(np.pi * X[:, 0] * X[:, 1]) + 20 * (X[:, 2] - 0.5) ** 2 + 10 * X[:, 3] + 5 * X[:, 4]
-    noise = rng.normal(size=ROWS)
+    noise = rng.normal(size=rows)
     if kind == "falling":  # smooth and nearly without noise: the network's errors fall all the time
         return X, np.sin(2 * X[:, 0] + X[:, 1]) + X[:, 2] * X[:, 3] + 0.001 * noise
     if kind == "uneven":
         return X, f + noise * np.exp(2 * X[:, 5] - 1)
     if kind == "heavy":
-        return X, f + rng.standard_t(3, size=ROWS)
+        return X, f + rng.standard_t(3, size=rows)
     if kind == "drifting":
-        return X, f * np.cos(np.arange(ROWS) / 800) + noise
+        return X, f * np.cos(np.arange(rows) / 800) + noise
     return X, f + noise
 
 
