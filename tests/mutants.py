@@ -272,6 +272,13 @@ MUTANTS = [
         "tests/tracking/test_gates.py",
     ),
     Mutant(
+        "of few columns those fade that chance made look bad",
+        "src/opvi/tracking/_gates.py",
+        "harm > FEW_CLEAR * ",
+        "harm > 0 * FEW_CLEAR * ",
+        "tests/tracking/test_gates.py",
+    ),
+    Mutant(
         "weights of a column that runs on grow with it",
         "src/opvi/tracking/_layers.py",
         "grown = jnp.minimum(ratio, ",

@@ -19,6 +19,10 @@ USUAL_ROWS = 20.0
 LARGEST = 2.5  # standard deviations of an input
 SMALLEST = 0.05  # from where a column can still return
 CLEAR = 4.5  # standard deviations: of a sum that chance does not explain, in any of many columns
+FEW = 10  # columns: in narrower tables one only fades if predictions are better without it
+FEW_TOLERANCE = 0.5  # half of its part may be too much: with more, predictions without it are better
+FEW_CLEAR = 1.0  # standard deviations by which they must be
+FEW_SMALLEST = 0.2
 CAUTION = 1.0  # squared errors that a column's part must add up to before it is judged
 
 
@@ -66,8 +70,21 @@ def update(gates: Gates, z: Array, contributions: Array, error: Array, weight: A
     linear = keep * gates.linear + (whole * known).sum(0)
     bent = keep * gates.bent + ((whole**2 - 1) / jnp.sqrt(2.0) * known).sum(0)
     clear = jnp.maximum(jnp.abs(linear), jnp.abs(bent)) > CLEAR * jnp.sqrt(squared)
-    push = jnp.where(clear, 1, jnp.maximum(slope, 0) + jnp.minimum(slope + TOLERANCE, 0))
-    factor = jnp.clip(gates.factor * jnp.exp(RATE * share * jnp.clip(push, -1, 1)), SMALLEST, 1)
+    push = jnp.where(clear, 1, jnp.maximum(slope, 0) + _down(slope, product, square, squared / jnp.maximum(seen, 1)))
+    smallest = FEW_SMALLEST if len(slope) <= FEW else SMALLEST
+    factor = jnp.clip(gates.factor * jnp.exp(RATE * share * jnp.clip(push, -1, 1)), smallest, 1)
     new = Gates(factor, product, square, squared, seen, linear, bent)
     good = jnp.isfinite(factor.sum() + product.sum() + square.sum() + squared + linear.sum() + bent.sum())
     return Gates(*(jnp.where(good, a, b) for a, b in zip(new, gates, strict=True)))
+
+
+def _down(slope: Array, product: Array, square: Array, error: Scalar) -> Array:
+    r"""Return how fast columns fade, none above 0.
+
+    Without its part a column's squared errors would be larger by $\sum (e + g_j)^2 - e^2 = 2 \sum e g_j + \sum g_j^2$.
+    Where columns are few, most of them help sooner or later, and one fades only if that is clearly below 0.
+    """
+    if len(slope) > FEW:
+        return jnp.minimum(slope + TOLERANCE, 0)
+    harm = -(product + FEW_TOLERANCE * square)
+    return jnp.where(harm > FEW_CLEAR * jnp.sqrt(square * error), jnp.minimum(slope + FEW_TOLERANCE, 0), 0)

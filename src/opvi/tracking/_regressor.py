@@ -121,7 +121,7 @@ def regressor(
     budget: float | None = None,
     settings: Settings | None = None,
     memory_rows: int | None = None,
-    fading_above: int = 10,
+    fading_above: int = 0,
     levels: bool = True,
 ) -> Regressor:
     r"""Predict numbers from raw data in one pass, with nothing to scale or tune.
@@ -151,7 +151,8 @@ def regressor(
         memory_rows: rows kept beside the networks; the errors and targets of the 8 nearest correct the mean, as far as
             that has helped. If omitted, as many as fit in 16 MB, at most 65,536, and none for linear models or for more
             than 400 columns; 0 for none.
-        fading_above: networks with more columns than this have a factor per column, which fades out useless ones.
+        fading_above: networks with more columns than this have a factor per column, which fades out useless ones; up
+            to 10 columns, only those without which predictions are clearly better.
         levels: also learn what the errors were at rows with the same value of a column, such as an ID, where that has
             helped; in models that remember rows, of at most 64 columns.
     """

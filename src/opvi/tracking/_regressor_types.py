@@ -78,7 +78,7 @@ class Networks(Unforked):
     settings: Settings
     # None: what `neighbours.kept` says; an older opvi had none.
     memory_rows: int | None = field(default=None, metadata={"off": 0})
-    fading_above: int = field(default=10, metadata={"off": 12})  # columns; an older opvi's number
+    fading_above: int = field(default=0, metadata={"off": 12})  # columns; an older opvi's number
     levels: bool = field(default=True, metadata={"off": False})  # of values that repeat, where rows are remembered
 
     @cached_property

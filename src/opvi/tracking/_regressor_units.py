@@ -29,6 +29,8 @@ def to_new_scale(sampler: Networks, state: RegressorState, scale: Scale, now: Ar
     """Return the same functions, errors and beliefs in new units; `now` holds current values of the columns."""
     doubt = first_doubt(sampler, state) if sampler.hidden and now is not None else None
     units = layers.between(state.scale, scale, doubt, now)
+    if state.gates is not None:  # the networks see faded columns
+        units = units._replace(shift=units.shift * state.gates.factor)
     begins = (state.scale.sd == 0) & (scale.sd > 0) & (state.scaled_at >= scaling.TRUSTED_COUNT)
     matrices = layers.covariances_in(sampler.network, sampler.blocks, units, state.past.matrices)
     express = jax.vmap(lambda w: layers.re_express(sampler.network, units, w, begins[:-1]))

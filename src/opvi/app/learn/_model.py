@@ -33,7 +33,7 @@ class Settings(NamedTuple):
     warm_up: int = EARLY_ROWS
     seed: int = 0
     neighbour_rows: int | None = None  # None: what the task recommends; runs of an older opvi have 0
-    fading_above: int = 10  # columns of a regression, above which those fade that do not help
+    fading_above: int = 0  # columns of a regression, above which those fade that do not help
     levels: bool = True  # whether a regression learns the levels of values that repeat
 
 
