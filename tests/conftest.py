@@ -22,6 +22,7 @@ import numpy as np
 import pytest
 
 import opvi
+from opvi.running import _engine, _run
 from opvi.running._programs import _swept
 
 # Programs that one process compiled serve the others, `make slow` after `make test`, and the next run. With a bound on
@@ -34,6 +35,12 @@ jax.config.update("jax_compilation_cache_max_size", 1 << 30)
 jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.2)
 jax.config.update("jax_numpy_rank_promotion", "raise")
 jax.config.update("jax_numpy_dtype_promotion", "strict")
+
+# The engine's first rows, its later rows and `run` have programs that differ only in how far XLA optimises them. Under
+# the flags above all three are the same, so one serves; `engines_own_programs` is for tests of the difference.
+program = _engine.program
+_engine.program = lambda function, settings, quick, *in_place: program(function, settings, True, *in_place)
+_run.advance = program(_engine.advanced, 3, True)
 gc.disable()  # while tests are loaded, of which nothing can be collected
 
 
@@ -83,3 +90,9 @@ def retraced():
     jax.clear_caches()
     yield
     jax.clear_caches()
+
+
+@pytest.fixture
+def engines_own_programs(monkeypatch):
+    """A program for the first rows and another for later ones, as users have them."""
+    monkeypatch.setattr(_engine, "program", program)
