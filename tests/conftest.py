@@ -39,8 +39,8 @@ jax.config.update("jax_numpy_dtype_promotion", "strict")
 # The engine's first rows, its later rows and `run` have programs that differ only in how far XLA optimises them. Under
 # the flags above all three are the same, so one serves; `engines_own_programs` is for tests of the difference.
 program = _engine.program
-_engine.program = lambda function, settings, quick, *in_place: program(function, settings, True, *in_place)
-_run.advance = program(_engine.advanced, 3, True)
+_engine.program = lambda function, settings, quick, *in_place: program(function, settings, False, *in_place)
+_run.advance = program(_engine.advanced, 3, False)
 gc.disable()  # while tests are loaded, of which nothing can be collected
 
 
