@@ -32,14 +32,15 @@ unexport PYTHONDONTWRITEBYTECODE
 demo: .stamps/demo
 	$(BIN)/python -m paper.demo --out demo-output
 
+# Files in the order of tests/conftest.py, which knows the long ones; xdist would begin with those of most tests.
 test: .stamps/test
-	$(BIN)/python -m pytest -n auto --dist loadfile -m "not slow and not docs and not spark"
+	$(BIN)/python -m pytest -n auto --dist loadfile --no-loadscope-reorder -m "not slow and not docs and not spark"
 
 slow: .stamps/test
-	$(BIN)/python -m pytest -n auto --dist loadfile -m "(slow or docs) and not spark"
+	$(BIN)/python -m pytest -n auto --dist loadfile --no-loadscope-reorder -m "(slow or docs) and not spark"
 
 check: .stamps/test
-	$(BIN)/python -m pytest -n auto --dist loadfile -m "not spark"
+	$(BIN)/python -m pytest -n auto --dist loadfile --no-loadscope-reorder -m "not spark"
 
 spark: .stamps/test .stamps/spark
 	$(BIN)/python -m pytest tests/adapters/test_spark.py # also what needs PySpark alone

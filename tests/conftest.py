@@ -22,6 +22,7 @@ import numpy as np
 import pytest
 
 import opvi
+from opvi.running import _engine, _run
 from opvi.running._programs import _swept
 
 # Programs that one process compiled serve the others, `make slow` after `make test`, and the next run. With a bound on
@@ -34,13 +35,31 @@ jax.config.update("jax_compilation_cache_max_size", 1 << 30)
 jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.2)
 jax.config.update("jax_numpy_rank_promotion", "raise")
 jax.config.update("jax_numpy_dtype_promotion", "strict")
+
+# The engine's first rows, its later rows and `run` have programs that differ only in how far XLA optimises them. Under
+# the flags above all three are the same, so one serves; `engines_own_programs` is for tests of the difference.
+program = _engine.program
+_engine.program = lambda function, settings, quick, *in_place: program(function, settings, False, *in_place)
+_run.advance = program(_engine.advanced, 3, False)
 gc.disable()  # while tests are loaded, of which nothing can be collected
 
 
+# The files that take longest, in about that order: a long one that comes last would leave a core idle.
+LONG = (
+    *("test_samplers.py", "docs/test_docs.py", "app/test_learning.py", "adapters/test_river.py"),
+    *("app/test_serve_process.py", "adapters/test_sklearn.py", "test_calibration.py", "scale/test_sharding.py"),
+    *("scale/test_fleet.py", "app/test_streams.py", "tracking/test_classifier.py", "tracking/test_calibration.py"),
+    *("arena/test_arena.py", "adapters/test_numpyro.py", "app/test_faults.py", "adapters/test_origin.py"),
+    *("adapters/test_numpyro_rows.py", "running/test_run.py", "tracking/test_guard.py", "adapters/test_arviz.py"),
+    "tracking/test_levels.py",
+)
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """The last tests of a file are those that forget all programs: others need not compile theirs again."""
-    files = {path: at for at, path in enumerate(dict.fromkeys(item.path for item in items))}
-    items.sort(key=lambda item: (files[item.path], "retraced" in getattr(item, "fixturenames", ())))
+    """Long files are the first, and the last tests of a file those that forget all programs, which others need."""
+    place = {path: len(LONG) + at for at, path in enumerate(dict.fromkeys(item.path for item in items))}
+    place |= {Path(__file__).parent / name: at for at, name in enumerate(LONG)}
+    items.sort(key=lambda item: (place[item.path], "retraced" in getattr(item, "fixturenames", ())))
 
 
 def pytest_collection_finish() -> None:
@@ -83,3 +102,9 @@ def retraced():
     jax.clear_caches()
     yield
     jax.clear_caches()
+
+
+@pytest.fixture
+def engines_own_programs(monkeypatch):
+    """A program for the first rows and another for later ones, as users have them."""
+    monkeypatch.setattr(_engine, "program", program)

@@ -54,14 +54,6 @@ def all_checks():
 
 
 @pytest.fixture
-def _quick_compilation():
-    """Conventions, not speed, in many shapes of data: compiled without optimisation."""
-    jax.config.update("jax_disable_most_optimizations", True)
-    yield
-    jax.config.update("jax_disable_most_optimizations", False)
-
-
-@pytest.fixture
 def _one_width(monkeypatch):
     """Models with room for every feature of these tests from the first row on: one width, compiled once.
 
@@ -371,7 +363,6 @@ def test_the_first_labels_say_how_many_classes_to_make_room_for(monkeypatch):
 
 
 @pytest.mark.slow
-@pytest.mark.usefixtures("_quick_compilation")
 def test_networks_learn_single_rows_at_once_and_make_room_for_features():
     x, y = rows(70)
     model = Regressor(hidden=(3,), n_particles=2, buffer=1, neighbour_rows=0, seed=0)
@@ -394,7 +385,6 @@ def test_networks_learn_single_rows_at_once_and_make_room_for_features():
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("hidden", "particles"), [((4,), 2), ((60,), 25)])
-@pytest.mark.usefixtures("_quick_compilation")
 def test_a_widened_regressor_says_the_same(hidden, particles):
     """With whole covariances, and with a wide network's in blocks; so wide that columns can fade."""
     narrow, wide = (opvi.regressor(f, hidden=hidden, particles=particles, budget=BUDGET) for f in (3, 14))
@@ -423,7 +413,6 @@ def test_a_widened_regressor_says_the_same(hidden, particles):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("hidden", [(), (4,)])
-@pytest.mark.usefixtures("_quick_compilation")
 def test_a_widened_classifier_says_the_same(hidden):
     narrow, wide = (opvi.classifier(f, c, hidden=hidden, particles=2, half_life=1e3) for f, c in ((3, 2), (5, 4)))
     x, y = rows(40)
@@ -460,7 +449,6 @@ def test_a_widened_classifier_says_the_same(hidden):
 
 
 @pytest.mark.slow
-@pytest.mark.usefixtures("_quick_compilation")
 def test_awkward_rows():
     model = linear("regressor")
     for y in (math.nan, math.inf, 1e19):

@@ -168,7 +168,7 @@ def programs():
 
 
 @pytest.mark.slow
-@pytest.mark.usefixtures("retraced")
+@pytest.mark.usefixtures("retraced", "engines_own_programs")
 def test_ragged_calls_compile_few_times():
     X, y = drawn(120)
     model = opvi.OPVIRegressor(**{**REGRESSOR, "hidden": ()})

@@ -583,14 +583,6 @@ def rows(count, seed=0):
     return x, y.astype(np.float32)
 
 
-@pytest.fixture(scope="module", autouse=True)
-def _quick_compilation():
-    """Small models of a few hundred rows: compiling takes longer than learning."""
-    jax.config.update("jax_disable_most_optimizations", True)
-    yield
-    jax.config.update("jax_disable_most_optimizations", False)
-
-
 @pytest.fixture(scope="module")
 def linear():
     x, y = rows(1200)

@@ -30,15 +30,7 @@ def same(one, other):
 
 
 @pytest.fixture(scope="module")
-def quickly():
-    """Compile without optimisation: this is about what is learnt, not how fast."""
-    jax.config.update("jax_disable_most_optimizations", True)
-    yield
-    jax.config.update("jax_disable_most_optimizations", False)
-
-
-@pytest.fixture(scope="module")
-def fed(quickly):
+def fed():
     """What has learnt 67 rows, of which 7 wait; pickled, since learning more changes it."""
     made = RowByRow(SAMPLER, 0)
     X, y = rows(67)
