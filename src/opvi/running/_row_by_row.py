@@ -9,6 +9,7 @@ import jax.numpy as jnp
 from opvi.running._engine import Engine, program
 from opvi.running._learners import one_learner, without_mark
 from opvi.running._rows import row_count, taken
+from opvi.running._single import Single
 from opvi.types import ArrayLike, Data, Sampler, Seed, State, Tree
 
 USUAL = 20  # rows of a batch
@@ -37,11 +38,11 @@ class RowByRow:
 
     def __init__(self, sampler: Any, key: Seed, *, state: State | None = None):
         self.whole = Engine(sampler, key, batch=USUAL, state=state)
-        self.ahead = Engine(sampler, key, batch=USUAL, state=self.whole.state)
+        self.ahead: Engine | Single = Engine(sampler, key, batch=USUAL, state=self.whole.state)
         self._follow()
 
     @property
-    def engines(self) -> tuple[Engine, Engine]:
+    def engines(self) -> tuple[Engine, Engine | Single]:
         """Both engines."""
         return self.whole, self.ahead
 
@@ -83,6 +84,9 @@ class RowByRow:
         between = self.whole.sampler.between  # type: ignore[attr-defined]
         if between.ready(self.whole.state):
             before = self.ahead.state if self.ahead.sampler == between else None
+            if hasattr(between, "look"):
+                self.ahead = Single(between, self.whole.key, between.follow(self.whole.state, before))
+                return
             state = program(followed, 1, False)(between, self.whole.state, before)
             self.ahead = Engine(between, self.whole.key, batch=1, state=state, in_place=True)
 
