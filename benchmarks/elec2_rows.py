@@ -1,4 +1,4 @@
-"""The electricity market row by row, through the River classifier: `python -m benchmarks.elec2_rows --out docs/results`.
+"""The electricity market row by row, through River's interface: `python -m benchmarks.elec2_rows --out docs/results`.
 
 Every row is predicted before it is learnt. Settings were chosen on other streams.
 """

@@ -75,10 +75,11 @@ class ClassifierBetween(Classifier):
         memory, held = state.memory, Held(tuple(net.particles for net in state.networks), None, None, None)
         if memory is not None:
             held = held._replace(store=memory.all, stored=memory.seen, metric=memory.metric)
-            memory = memory._replace(all=None, metric=None)
+            memory = memory._replace(all=None, metric=None)  # type: ignore[arg-type]
         if before is not None:
             return before._replace(held=held, moments=state.moments)
-        return BetweenState(held, *state[:1], *state[2:7], memory)
+        mixed = state.linear, state.log_weights, state.exponents, state.round, state.rows
+        return BetweenState(held, state.moments, *mixed, memory)
 
     @compiled
     @exactly
@@ -99,7 +100,7 @@ class ClassifierBetween(Classifier):
     def teach(
         self, key: Key, state: BetweenState, row: Batch, looked: tuple[Array, Array]
     ) -> tuple[BetweenState, ClassifierInfo]:
-        """Learn one row, given what `look` returned for it. If it is not finite or has no valid class, it is refused."""
+        """Learn one row, given what `look` returned. If it is not finite or has no valid class, it is refused."""
         (x, y), weight = row
         both, p = looked
         valid = valid_rows(self, x, y, weight)
