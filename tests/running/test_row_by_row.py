@@ -88,7 +88,7 @@ def test_what_errors_taught_outlives_the_batch(fed):
     scale = made.state.scale
     made.ahead.state = made.state._replace(scale=scale._replace(sd=2 * scale.sd))  # units that the batch will change
     known, rescaled = made.state.calibration, divisor(made.state.scale)[-1] ** 2
-    sizes = float(known.error * rescaled), float(known.rounds), made.state.memory.last
+    sizes = float(known.error * rescaled), float(known.rounds), np.array(made.state.memory.last)
     made.settle()
     now = made.state
     assert float(now.calibration.error * divisor(now.scale)[-1] ** 2) == pytest.approx(sizes[0], rel=1e-4)

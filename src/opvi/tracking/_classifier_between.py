@@ -10,7 +10,7 @@ A row is looked at once: what the trackers say of it is both the answer to a que
 """
 
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import jax
 import jax.numpy as jnp
@@ -42,7 +42,7 @@ class Held(NamedTuple):
 class BetweenState(NamedTuple):
     """What the next row needs, and nothing else."""
 
-    held: Held
+    held: Held | None  # None while a row is learnt
     moments: scaling.Moments
     linear: LinearState | None
     log_weights: Array
@@ -54,7 +54,7 @@ class BetweenState(NamedTuple):
     @property
     def particles(self) -> Particles:
         """The networks' weights, `[n, d]`."""
-        return jnp.concatenate(self.held.networks)
+        return jnp.concatenate(self.held.networks)  # type: ignore[union-attr]
 
 
 @dataclass(frozen=True)
@@ -87,7 +87,8 @@ class ClassifierBetween(Classifier):
         """Predict one row, and learn from it."""
         parts, _ = cut_rows(self, state.log_weights.dtype, batch)
         (x, y), weight = jax.tree.map(lambda leaf: leaf[0], parts)
-        return self.teach(key, state, Batch((x, y), weight), self.look(state, x))
+        new, info = self.teach(key, state._replace(held=None), Batch((x, y), weight), self.look(state, x))
+        return new._replace(held=state.held), info
 
     @exactly
     def look(self, state: BetweenState, x: Array) -> tuple[Array, Array]:
@@ -116,14 +117,15 @@ class ClassifierBetween(Classifier):
             linear=lines,
             log_weights=reweigh(state.log_weights, chosen(both[1:], y), weight),
             exponents=temperature.update(state.exponents, both, y, weight),
-            round=one_more(state.round),
             rows=state.rows + jnp.minimum((weight > 0).sum(dtype=jnp.int32), LARGEST_COUNT - state.rows),
             memory=memory,
         )
+        good = valid & jnp.isfinite(sum(m.sum() for m in moments)) & jnp.isfinite(new.log_weights).all()
+        new = jax.tree.map(lambda a, b: jnp.where(good, a, b), new, state)._replace(round=one_more(state.round))
         said = Predicted(jnp.log(chosen(p[None], y)[0]), probabilities=p)
-        said = jax.tree.map(lambda leaf: jnp.where(valid, leaf, jnp.nan), said)
+        said = jax.tree.map(lambda leaf: jnp.where(good, leaf, jnp.nan), said)
         still, weights = jnp.zeros((), p.dtype), jnp.exp(new.log_weights)
-        return new, ClassifierInfo(new.rows, said.log_density.mean(), still, valid, weights, said)
+        return new, ClassifierInfo(new.rows, said.log_density.mean(), still, good, weights, said)
 
     def predict(self, state: BetweenState, x: ArrayLike) -> Predictive:  # type: ignore[override]
         """Return the posterior predictive at X."""
@@ -133,7 +135,7 @@ class ClassifierBetween(Classifier):
 
 def _members(sampler: ClassifierBetween, state: BetweenState, x: Array) -> tuple[Array, Array]:
     """Return log probabilities of every particle `[n, B, C]` and every tracker `[K, B, C]`."""
-    z, held = mixture.scaled(state.moments, x), state.held
+    z, held = mixture.scaled(state.moments, x), cast(Held, state.held)
     pairs = zip(sampler.networks, held.networks, strict=True)
     log_p = jnp.stack([log_probabilities(net.target, w, z) for net, w in pairs])
     memory: Any = state.memory
