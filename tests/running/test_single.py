@@ -54,7 +54,7 @@ def test_a_question_before_a_row_changes_nothing(few):
 
 @pytest.mark.slow
 def test_a_state_from_elsewhere_is_looked_at_again(few):
-    made, (x, y) = pickle.loads(few), rows(1, seed=1)
+    made, (x, _) = pickle.loads(few), rows(1, seed=1)
     before = made.ask(x, Predictive.probabilities)
     made.ahead.state = made.state._replace(log_weights=made.state.log_weights[::-1])
     assert not np.array_equal(made.ask(x, Predictive.probabilities), before)
@@ -70,7 +70,7 @@ def test_one_row_is_answered_as_many_are(few):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("label, value", [(7, 0.0), (1, np.nan)])
+@pytest.mark.parametrize(("label", "value"), [(7, 0.0), (1, np.nan)])
 def test_a_row_without_a_class_or_a_number_teaches_nothing(few, label, value):
     made = pickle.loads(few)
     kept = made.state
