@@ -15,7 +15,12 @@ from benchmarks.stamp import stamp
 from opvi.adapters.river import Classifier
 from paper import data
 
-SOURCES = "benchmarks/elec2_rows.py", "src/opvi/adapters/river", "src/opvi/tracking", "src/opvi/filters"
+TRACKING = ("_classifier", "_classifier_between", "_class_memory", "_class_mixture")
+SOURCES = (
+    *(f"src/opvi/tracking/{name}.py" for name in TRACKING),
+    "src/opvi/running/_row_by_row.py",
+    "src/opvi/running/_single.py",
+)
 MODELS: dict[str, dict[str, Any]] = {"networks": {}, "linear": {"hidden": ()}}
 EVERY = 5000  # rows between two lines on the screen
 SMALLEST = 1e-15  # probability, as River's log loss counts
@@ -50,7 +55,8 @@ def main() -> None:
         results[name] = score(options.rows, options.seed, **MODELS[name])
         print(name, results[name], flush=True)
     about = machine("python -m benchmarks.elec2_rows")
-    report = {**about, "machine": about, "sources": stamp(*SOURCES), "rows": options.rows, "seed": options.seed}
+    report = {"command": about["command"], "machine": about, "sources": stamp(*SOURCES)}
+    report |= {"rows": options.rows, "seed": options.seed}
     options.out.mkdir(parents=True, exist_ok=True)
     path = options.out / "elec2-rows.json"
     path.write_text(json.dumps({**report, "results": results}, indent=1) + "\n")
