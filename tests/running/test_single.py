@@ -119,3 +119,9 @@ def test_labels_that_repeat_are_foreseen_before_the_batch_is_full(many):
     for _ in range(8):
         made.feed((x, np.full(1, 2, np.int32)))
     assert made.ask(x, Predictive.probabilities)[0, 2] > max(0.5, before + 0.2)
+
+
+def test_classifiers_without_networks_or_remembered_rows_have_nothing_in_between():
+    assert SAMPLER.between is not None
+    assert opvi.classifier(2, 3, hidden=(3,), particles=4, memory_rows=0).between is None
+    assert opvi.classifier(2, 3, hidden=(), memory_rows=64).between is None

@@ -188,10 +188,14 @@ class Classifier(Unforked):
 
     @property
     def between(self) -> "Classifier | None":
-        """What learns single rows until the next batch is full; None for linear models, which need none."""
+        """What learns single rows until the next batch is full; None for linear models, which need none.
+
+        Networks without remembered rows have none either: they would predict worse.
+        """
         from opvi.tracking._classifier_between import ClassifierBetween
 
-        return ClassifierBetween(**{f.name: getattr(self, f.name) for f in fields(self)}) if self.hidden else None
+        settings = {f.name: getattr(self, f.name) for f in fields(self)}
+        return ClassifierBetween(**settings) if self.hidden and self.remembered else None
 
     @property
     def about(self) -> str:

@@ -4,7 +4,8 @@ A batch of a network changes all of its factors, which takes as long for one row
 batches, and so does the store of all rows; they are read between two batches, never copied. The rest learns every row
 once, in order: the weights of the trackers, the exponents of their mixture, the last 1,024 rows, the last labels and
 the linear filters. To learn the last layers of the networks as well, as a regressor does, changed nothing: the linear
-filters and the last rows had learnt the same already.
+filters and the last rows had learnt the same already. It is for classifiers that remember rows; without, networks that
+learn each row predict better.
 
 A row is looked at once: what the trackers say of it is both the answer to a question and what the row teaches.
 """
