@@ -1,7 +1,7 @@
 """The electricity market row by row, through River's interface: `python -m benchmarks.elec2_rows --out docs/results`.
 
-Every row is predicted before it is learnt. What learns between batches was chosen on other streams and on the first 8,000
-rows of this one.
+Every row is predicted before it is learnt. What learns between batches was chosen on other streams and on the first
+8,000 rows of this one.
 """
 
 import argparse
