@@ -70,17 +70,20 @@ def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.river_streams", description=__doc__)
     parser.add_argument("--out", type=Path, default=Path("bench-output"))
     parser.add_argument("--only", action="append", default=[], help="streams, beside those in the file; repeat")
+    parser.add_argument("--model", action="append", default=[], help="models, beside those in the file; repeat")
     parser.add_argument("--seed", type=int, default=0, help="of all models; others than 0 have results of their own")
     options = parser.parse_args()
     options.out.mkdir(parents=True, exist_ok=True)
     path = options.out / (f"river-streams-{options.seed}.json" if options.seed else "river-streams.json")
     results: dict[str, dict[str, Any]] = {}
-    if options.only and path.exists():
+    if (options.only or options.model) and path.exists():
         results = json.loads(path.read_text())["results"]
     for stream in options.only or STREAMS:
-        results[stream] = {}
+        results[stream] = results.get(stream, {}) if options.model else {}
         models = _regressors if stream in REGRESSIONS else _classifiers
         for name, make in models(options.seed).items():
+            if options.model and name not in options.model:
+                continue
             found = score(stream, make)
             results[stream][name] = {key: value if math.isfinite(value) else None for key, value in found.items()}
             print(stream, name, *(f"{key} {value:.4f}" for key, value in found.items()), flush=True)

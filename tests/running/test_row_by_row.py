@@ -44,7 +44,7 @@ def test_whole_networks_are_those_of_batches_bit_for_bit(fed):
     made, plain = pickle.loads(fed), Engine(SAMPLER, 0, batch=20)
     plain.feed(rows(67))
     assert same(made.whole.state, plain.state)
-    assert len(made.whole.waiting.weight) == 7
+    assert len(made.waiting) == 7
     assert int(made.state.rows) == 67  # and these have seen all
 
 
@@ -80,7 +80,7 @@ def test_what_errors_taught_outlives_the_batch(fed):
     scale = made.state.scale
     made.ahead.state = made.state._replace(scale=scale._replace(sd=2 * scale.sd))  # units that the batch will change
     known, rescaled = made.state.calibration, divisor(made.state.scale)[-1] ** 2
-    sizes = float(known.error * rescaled), float(known.rounds), made.state.memory.last
+    sizes = float(known.error * rescaled), float(known.rounds), np.array(made.state.memory.last)
     made.settle()
     now = made.state
     assert float(now.calibration.error * divisor(now.scale)[-1] ** 2) == pytest.approx(sizes[0], rel=1e-4)
@@ -100,7 +100,7 @@ def test_a_jump_is_learnt_before_the_batch_is_full(fed):
     counts = []
     for at in range(12):
         made.feed((X[at : at + 1], y[at : at + 1] + 40))
-        counts.append(0 if made.whole.waiting is None else len(made.whole.waiting.weight))
+        counts.append(len(made.waiting))
     assert 0 in counts[:11]
     assert float(made.ask(X[:1], Predictive.mean)[0]) > 20
 

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 import opvi
 from opvi.filters._linear_ekf import linear_ekf, predict_linear
-from opvi.tracking._classifier import _cut, classifier
+from opvi.tracking._classifier import classifier, cut_rows
 
 KEY = jax.random.key(0)
 FEATURES, CLASSES = 3, 3
@@ -197,7 +197,7 @@ def test_labels_that_are_not_whole_become_no_class(tracker, start):
     X, y = rows_of(8, 20)
     said = y.astype(np.float32)
     said[[7, 9]] = 0.5, np.nan
-    pieces, _ = _cut(tracker, start, opvi.batch((X, said)))
+    pieces, _ = cut_rows(tracker, start.log_weights.dtype, opvi.batch((X, said)))
     y[[7, 9]] = -1
     np.testing.assert_array_equal(pieces.data[1].ravel()[:20], y)
 

@@ -162,7 +162,7 @@ class Engine:
         self.in_place = in_place
         self.state: Tree = program(begun, 1, True)(sampler, self.key) if state is None else state
         self.waiting: Batch | None = None  # rows, fewer than a batch
-        self._dtype = np.dtype(self.state.particles.dtype)  # asked for once: some states join their particles
+        self._dtype = _dtype_of(self.state)
 
     @property
     def dtype(self) -> np.dtype:
@@ -284,7 +284,7 @@ class Engine:
         sampler = held["sampler"]
         sampler = pickle.loads(sampler) if isinstance(sampler, bytes) else from_plain(sampler)
         self.__dict__.update(held, key=key, state=state, sampler=sampler)
-        self._dtype = np.dtype(self.state.particles.dtype)
+        self._dtype = _dtype_of(self.state)
 
 
 class _Pickler(pickle.Pickler):
@@ -299,6 +299,11 @@ class _Pickler(pickle.Pickler):
 
 def _named(module: str, name: str) -> Any:
     return getattr(import_module(module), name, None)
+
+
+def _dtype_of(state: Tree) -> np.dtype:
+    """Return the particles' dtype; states that join their particles need not do so for this."""
+    return np.dtype(jax.eval_shape(lambda held: held.particles, state).dtype)
 
 
 def _on_host(tree: Tree) -> Tree:

@@ -14,6 +14,7 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 
+from opvi._steps import LARGEST_COUNT
 from opvi.tracking import _metric as metrics
 from opvi.tracking import _neighbours as neighbours
 from opvi.tracking._metric import Metric
@@ -61,7 +62,14 @@ def start(rows: int, features: int, classes: int, dtype: jnp.dtype) -> ClassMemo
     return ClassMemory(every, empty(RECENT), seen, zero, even, last, metrics.start(features, dtype))
 
 
-def recall(memory: ClassMemory, view: Callable[[Array], Array], z: Array, rows: int, half_life: float | None) -> Array:
+def recall(
+    memory: ClassMemory,
+    view: Callable[[Array], Array],
+    z: Array,
+    rows: int,
+    half_life: float | None,
+    stored: Array | None = None,
+) -> Array:
     """Return the log probabilities of the members at scaled inputs z, `[MEMBERS, B, C]`.
 
     Args:
@@ -70,7 +78,9 @@ def recall(memory: ClassMemory, view: Callable[[Array], Array], z: Array, rows: 
         z: the inputs to predict at, `[B, F]`.
         rows: how many are remembered.
         half_life: the half-life of the rows' weights, in rows; None fades only the short memory.
+        stored: how many rows had been seen when the store was last filled; all of them if omitted.
     """
+    stored = memory.seen if stored is None else stored
 
     def placed(x: Array) -> Array:
         return metrics.through(memory.metric, view(x))
@@ -78,8 +88,8 @@ def recall(memory: ClassMemory, view: Callable[[Array], Array], z: Array, rows: 
     asked = metrics.through(memory.metric, z)
     short = RECENT_HALF_LIFE if half_life is None else min(half_life, RECENT_HALF_LIFE)
 
-    def votes(kept: Kept, most: int, fade: float | None) -> Array:
-        found = neighbours.near(kept.x, jnp.minimum(memory.seen, most), placed, asked)
+    def votes(kept: Kept, filled: Array, fade: float | None) -> Array:
+        found = neighbours.near(kept.x, filled, placed, asked)
         label, weight, born = jnp.moveaxis(kept.facts[found.place], -1, 0)
         if fade is not None:
             weight = weight * jnp.exp2((born - memory.clock) / fade)
@@ -88,28 +98,34 @@ def recall(memory: ClassMemory, view: Callable[[Array], Array], z: Array, rows: 
         return p / p.sum(1, keepdims=True)
 
     last = LAST_SHARE * memory.last + (1 - LAST_SHARE) * memory.shares[None]
-    p = jnp.stack([votes(memory.all, rows, half_life), votes(memory.recent, RECENT, short)])
+    every = votes(memory.all, jnp.minimum(stored, rows), half_life)
+    p = jnp.stack([every, votes(memory.recent, jnp.minimum(memory.seen, RECENT), short)])
     p = jnp.concatenate([p, jnp.broadcast_to(last[:, None], (len(last), *p.shape[1:]))])
     return jnp.log(jnp.maximum(p, SMALLEST))
 
 
 def learn(memory: ClassMemory, x: Array, y: Array, weight: Array, slope: Array, rows: int) -> ClassMemory:
-    """Return the memory with a batch in it.
+    """Return the memory with a batch in it, and distances that follow its slopes, `[B, F]`; see `remember`."""
+    metric = metrics.update(memory.metric, slope, weight)
+    return remember(memory, x, y, weight, rows)._replace(metric=metric)
+
+
+def remember(memory: ClassMemory, x: Array, y: Array, weight: Array, rows: int) -> ClassMemory:
+    """Return the memory with a batch in it; distances stay.
 
     Args:
         memory: the memory before.
         x: rows in their original units, `[B, F]`.
         y: their labels.
         weight: the weights of the rows; 0 for padding.
-        slope: gradients of the labels' log probabilities, `[B, F]`.
-        rows: how many are remembered.
+        rows: how many are remembered; 0 adds them to the last rows alone.
     """
     total = weight.sum()
     here = weight > 0
     facts = jnp.stack([y.astype(x.dtype), weight, jnp.broadcast_to(memory.clock + total, weight.shape)], 1)
-    place, seen = neighbours.places(memory.seen, here, rows)
     number = memory.seen + jnp.cumsum(here, dtype=jnp.int32) - 1
     ring = jnp.where(here, number % RECENT, RECENT)  # past the end: dropped
+    seen = memory.seen + jnp.minimum(here.sum(dtype=jnp.int32), LARGEST_COUNT - 1 - memory.seen)
 
     def put(kept: Kept, where: Array) -> Kept:
         return Kept(kept.x.at[where].set(x, mode="drop"), kept.facts.at[where].set(facts, mode="drop"))
@@ -126,11 +142,11 @@ def learn(memory: ClassMemory, x: Array, y: Array, weight: Array, slope: Array, 
         keep = jnp.exp2(-total / half_life)
         last.append(keep * old + (1 - keep) * mean(weight * jnp.exp2(-after / half_life)))
     return ClassMemory(
-        put(memory.all, place),
+        put(memory.all, neighbours.places(memory.seen, here, rows)[0]) if rows else memory.all,
         put(memory.recent, ring),
         seen,
         memory.clock + total,
         (1 - gain) * memory.shares + gain * mean(weight),
         jnp.stack(last),
-        metrics.update(memory.metric, slope, weight),
+        memory.metric,
     )

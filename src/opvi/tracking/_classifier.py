@@ -2,23 +2,23 @@ r"""The recommended online classifier: networks and linear models with long and 
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from functools import partial
 from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
-from jax.scipy.special import logsumexp
 
 from opvi._forks import Unforked
 from opvi._steps import LARGEST_COUNT, StepInfo, compiled, in_one_program, one_more, pieces
 from opvi.filters import LinearState, kfac, linear_ekf
 from opvi.filters._covariance import exactly
 from opvi.filters._kfac import KFAC, KFACState
-from opvi.filters._linear_ekf import LinearEKF, predict_linear
+from opvi.filters._linear_ekf import LinearEKF
 from opvi.predictive import Categorical, Predictive
 from opvi.targets import Target, cast, categorical, mlp
 from opvi.tracking import _class_memory as memories
+from opvi.tracking import _class_mixture as mixture
 from opvi.tracking import _columns as columns
 from opvi.tracking import _neighbours as neighbours
 from opvi.tracking import _scaling as scaling
@@ -26,7 +26,7 @@ from opvi.tracking import _temperature as temperature
 from opvi.tracking._bank import start as even_weights
 from opvi.tracking._bank import update as reweigh
 from opvi.tracking._layers import checked_widths
-from opvi.tracking._probabilities import chosen, in_pieces, log_probabilities, slopes
+from opvi.tracking._probabilities import chosen, log_probabilities, slopes
 from opvi.types import Array, ArrayLike, Batch, Key, Particles, Predicted, Scalar, Start, shapes_of
 
 ROWS = 20  # learnt from at once; larger batches are cut
@@ -35,7 +35,6 @@ HALF_LIVES = (30_000.0, 600.0)  # rows, where nobody says how fast to forget
 WANDERING = (3e-2, 1e-3, 1e-4)  # of the linear filters
 LINEAR_VARIANCE = 0.1  # of their weights, before any row
 LINEAR_WORK = 1.25e6  # classes · parameters², up to which linear filters are affordable
-LARGEST_INPUT = 2.5  # standard deviations; rare values of a feature would drown the others
 
 
 class ClassifierState(NamedTuple):
@@ -142,7 +141,7 @@ class Classifier(Unforked):
     @exactly
     def step(self, key: Key, state: ClassifierState, batch: Batch) -> tuple[ClassifierState, ClassifierInfo]:
         """Predict a batch `(X, y)`, and learn from it."""
-        parts, rows = _cut(self, state, batch)
+        parts, rows = cut_rows(self, state.log_weights.dtype, batch)
         here = (batch.weight > 0).sum(dtype=jnp.int32)
         if len(parts.weight) == 1:
             new, done = _learn(self, key, state, jax.tree.map(lambda leaf: leaf[0], parts))
@@ -167,17 +166,17 @@ class Classifier(Unforked):
     @exactly
     def relearn(self, key: Key, state: ClassifierState, batch: Batch) -> ClassifierState:
         """Learn from rows seen before, which teach the models and nothing else."""
-        parts, _ = _cut(self, state, batch)
+        parts, _ = cut_rows(self, state.log_weights.dtype, batch)
         (x, y), weight = parts
 
         def one(state: ClassifierState, part: Batch) -> tuple[ClassifierState, None]:
             (x, y), weight = part
-            rows = Batch((_scaled(state.moments, x), jnp.clip(y, 0, self.classes - 1)), weight)
+            rows = Batch((mixture.scaled(state.moments, x), jnp.clip(y, 0, self.classes - 1)), weight)
             nets, lines, _ = _learn_models(self, key, state, rows)
             nets = tuple(new._replace(round=s.round, rows=s.rows) for new, s in zip(nets, state.networks, strict=True))
             return state._replace(networks=nets, linear=lines), None
 
-        good = _valid(self, x.reshape(-1, x.shape[-1]), y.reshape(-1), weight.reshape(-1)) & (state.rows > 0)
+        good = valid_rows(self, x.reshape(-1, x.shape[-1]), y.reshape(-1), weight.reshape(-1)) & (state.rows > 0)
         new, _ = jax.lax.scan(one, state, parts)
         return jax.tree.map(lambda a, b: jnp.where(good, a, b), new, state)
 
@@ -190,6 +189,17 @@ class Classifier(Unforked):
         room = 1 << max(rows - 1, 0).bit_length()  # ragged numbers of rows compile few times
         log_p, log_weights = _components(self, state, jnp.pad(x, ((0, room - rows), (0, 0))))
         return Predictive(Categorical(log_p[:, :rows]), log_weights[:, :rows])
+
+    @property
+    def between(self) -> "Classifier | None":
+        """What learns single rows until the next batch is full; None for linear models, which need none.
+
+        Networks without remembered rows have none either: they would predict worse.
+        """
+        from opvi.tracking._classifier_between import ClassifierBetween
+
+        settings = {f.name: getattr(self, f.name) for f in fields(self)}
+        return ClassifierBetween(**settings) if self.hidden and self.remembered else None
 
     @property
     def about(self) -> str:
@@ -276,43 +286,19 @@ def _pairs(sampler: Classifier, state: ClassifierState) -> list[tuple[Target, Pa
     return [(net.target, s.particles) for net, s in zip(sampler.networks, state.networks, strict=True)]
 
 
-def _members(sampler: Classifier, state: ClassifierState, z: Array) -> tuple[Array, Array]:
-    """Return log probabilities of every particle `[n, B, C]` and every tracker `[K, B, C]` at scaled inputs."""
-    lines = [] if state.linear is None else [predict_linear(state.linear, z, sampler.classes).log_probabilities()]
-    if state.memory is not None:
-        view = partial(_scaled, state.moments)
-        recall = partial(memories.recall, state.memory, view, rows=sampler.remembered, half_life=sampler.half_life)
-        lines.insert(0, in_pieces(recall)(z))
+def _networks(sampler: Classifier, state: ClassifierState, z: Array) -> Array | None:
+    """Return log probabilities of every network `[K, n, B, C]` at scaled inputs."""
     if not state.networks:
-        return jnp.concatenate(lines), jnp.concatenate(lines)
-    log_p = jnp.stack([log_probabilities(target, w, z) for target, w in _pairs(sampler, state)])
-    log_k = logsumexp(log_p, axis=1) - math.log(log_p.shape[1])
-    log_p = log_p.reshape(-1, *log_p.shape[2:])
-    return jnp.concatenate([log_p, *lines]), jnp.concatenate([log_k, *lines])
-
-
-def _with_mixture(state: ClassifierState, log_k: Array) -> Array:
-    """Return the mixture's log probabilities, then the trackers': `[1 + K, B, C]`."""
-    return jnp.concatenate([logsumexp(state.log_weights[:, None, None] + log_k, axis=0)[None], log_k])
-
-
-def _scaled(moments: scaling.Moments, x: Array) -> Array:
-    return jnp.clip(scaling.readable(scaling.scale_of(moments), x), -LARGEST_INPUT, LARGEST_INPUT)
+        return None
+    return jnp.stack([log_probabilities(target, w, z) for target, w in _pairs(sampler, state)])
 
 
 @partial(jax.jit, static_argnums=0)
 @exactly
 def _components(sampler: Classifier, state: ClassifierState, x: Array) -> tuple[Array, Array]:
     """Return components and log weights that add up to the calibrated probabilities."""
-    log_p, log_k = _members(sampler, state, _scaled(state.moments, x))
-    both = _with_mixture(state, log_k)
-    groups = len(state.networks)
-    n = sum(len(net.particles) for net in state.networks) // max(groups, 1)
-    own = jnp.concatenate([jnp.repeat(state.log_weights[:groups] - math.log(max(n, 1)), n), state.log_weights[groups:]])
-    # Every component is moved by the same factor as the mixture; what it gains or loses in all is its weight.
-    moved = log_p + (temperature.pool(state.exponents, both) - both[0])[None]
-    size = logsumexp(moved, axis=-1)
-    return moved - size[..., None], own[:, None] + size
+    z = mixture.scaled(state.moments, x)
+    return mixture.components(state, *mixture.members(sampler, state, z, _networks(sampler, state, z)))
 
 
 # --- learning -----------------------------------------------------------------------------------
@@ -342,17 +328,17 @@ class _Learnt(NamedTuple):
 def _learn(sampler: Classifier, key: Key, state: ClassifierState, rows: Batch) -> tuple[ClassifierState, _Learnt]:
     """Predict, score and learn at most 32 rows. If one row is not finite or has no valid class, all are refused."""
     (x, y), weight = rows
-    valid = _valid(sampler, x, y, weight)
-    y, z = jnp.clip(y, 0, sampler.classes - 1), _scaled(state.moments, x)
-    _, log_k = _members(sampler, state, z)
+    valid = valid_rows(sampler, x, y, weight)
+    y, z = jnp.clip(y, 0, sampler.classes - 1), mixture.scaled(state.moments, x)
+    _, log_k = mixture.members(sampler, state, z, _networks(sampler, state, z))
     memory = state.memory
     if memory is not None:
         there = jnp.where(valid, weight, 0)  # by weight: to choose between two memories would copy them
         memory = memories.learn(memory, x, y, there, slopes(_pairs(sampler, state), z, y), sampler.remembered)
-    both = _with_mixture(state, log_k)
+    both = mixture.with_mixture(state, log_k)
     log_p = temperature.pool(state.exponents, both)
     moments, first, odd = columns.learn(state.moments, jnp.asarray(state.first), state.odd, x, weight)
-    nets, lines, infos = _learn_models(sampler, key, state, Batch((_scaled(moments, x), y), weight))
+    nets, lines, infos = _learn_models(sampler, key, state, Batch((mixture.scaled(moments, x), y), weight))
     drift = jnp.sqrt(jnp.stack([info.drift**2 for info in infos[: len(nets) or 1]]).mean())
     finite = jnp.stack([info.finite for info in infos]).all()
     log_weights = reweigh(state.log_weights, chosen(log_k, y), weight)
@@ -374,17 +360,17 @@ def _skip(sampler: Classifier, state: ClassifierState, rows: Batch) -> tuple[Cla
     return state, _Learnt(said, jnp.zeros_like(weight), jnp.zeros((), weight.dtype), jnp.array(True))
 
 
-def _valid(sampler: Classifier, x: Array, y: Array, weight: Array) -> Array:
+def valid_rows(sampler: Classifier, x: Array, y: Array, weight: Array) -> Array:
     """Return whether every row is finite and has a valid class."""
     return ((jnp.isfinite(x).all(1) & (y >= 0) & (y < sampler.classes)) | (weight == 0)).all()
 
 
-def _cut(sampler: Classifier, state: ClassifierState, batch: Batch) -> tuple[Batch, int]:
+def cut_rows(sampler: Classifier, dtype: jnp.dtype, batch: Batch) -> tuple[Batch, int]:
     """Return the rows in pieces `[m, rows, …]`, one if they are few, otherwise of 20, and the number of rows.
 
     A label that is not a whole number becomes an invalid class.
     """
-    batch = cast(batch, state.log_weights.dtype)
+    batch = cast(batch, dtype)
     if not isinstance(batch.data, tuple | list) or len(batch.data) != 2:
         raise ValueError(f"a batch has leaves of shape {shapes_of(batch.data)}, but must be a pair `(X, y)`.")
     x, y = batch.data

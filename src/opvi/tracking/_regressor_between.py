@@ -48,7 +48,7 @@ class RegressorBetween(Regressor):
 
     def ready(self, state: RegressorState) -> bool:
         """Return whether whole networks have learnt their first rows."""
-        return bool(state.scaled_at > 0)
+        return bool(np.asarray(state.scaled_at) > 0)
 
     @exactly
     def follow(self, state: RegressorState, before: RegressorState | None) -> RegressorState:
@@ -76,7 +76,7 @@ class RegressorBetween(Regressor):
 
     def startled(self, info: RegressorInfo) -> bool:
         """Return whether the rows just learnt look like a jump."""
-        return info.probability is not None and bool(np.max(info.probability) > jumps.ALARM)
+        return info.probability is not None and bool(np.asarray(info.probability).max() > jumps.ALARM)
 
     @compiled
     @exactly

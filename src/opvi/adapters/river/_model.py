@@ -13,6 +13,7 @@ from opvi.adapters.river._features import Columns, Dates, Row
 from opvi.running import Engine
 from opvi.running._learners import one_learner, sole_learner, without_mark
 from opvi.running._row_by_row import RowByRow
+from opvi.running._single import Single
 from opvi.tracking._layers import checked_widths
 from opvi.types import ArrayLike, Sampler, State, Tree
 
@@ -48,7 +49,6 @@ class OnlineModel:
         self._columns, self._dates = Columns(self.max_features), Dates()
         self._waiting: list[tuple[dict[Hashable, Any], Any, float]] = []
         self._engine: Engine | RowByRow | None = None
-        self._means = np.zeros(0, np.float32)  # of the columns
         self._sizes: tuple[int, ...] = ()
         self._number = np.random.default_rng(self.seed).integers(2**31 - 1).item()
         self.n_rows_seen = 0  # learnt from; rows that wait are not among them
@@ -110,13 +110,13 @@ class OnlineModel:
         for begin in range(0, len(rows), self.buffer):  # more only at the start
             some = slice(begin, begin + self.buffer)
             self._engine.feed((x[some], y[some]), w[some], last=True)  # type: ignore[union-attr]
-        self._means = np.array(self._state.moments.mean)
         self.n_rows_seen += len(rows)
 
     def _filled(self, rows: Sequence[Row]) -> np.ndarray:
         """Return rows as a table, with a column's running mean where a number is missing."""
         x = self._columns.table(rows)
-        return np.where(np.isnan(x), self._means[: x.shape[1]], x)
+        gaps = np.isnan(x)
+        return np.where(gaps, np.array(self._state.moments.mean)[: x.shape[1]], x) if gaps.any() else x
 
     def _needed(self) -> tuple[int, ...]:
         """Return the columns, and classes if any, that the model now needs."""
@@ -128,8 +128,9 @@ class OnlineModel:
 
     def _make_room(self, rows: Sequence[Row]) -> None:
         """Make the model wide enough for these rows, keeping what was learnt."""
-        known = self._columns.count
-        fresh = self._columns.meet(rows)
+        columns, known = self._columns, self._columns.count
+        sparse = len(columns.sparse)
+        fresh = columns.meet(rows)
         sizes = self._needed()
         grows = self._engine and any(need > size for need, size in zip(sizes, self._sizes, strict=True))
         if (fresh or grows) and isinstance(self._engine, RowByRow):
@@ -147,11 +148,11 @@ class OnlineModel:
             whole = self._engines[0]
             fresh_state = Engine(self._sampler(self._sizes), self._number).state
             self._engine = self._begun(self._widened(whole.state, fresh_state))
-        self._columns.widen(self._sizes[0])
-        self._columns.settle(rows, known)
+        if columns.count > known or len(columns.sparse) > sparse or len(columns.blank) < self._sizes[0]:
+            columns.widen(self._sizes[0])
+            columns.settle(rows, known)
         if fresh:
-            self._introduce(fresh, self._columns.table(rows))
-        self._means = np.array(self._state.moments.mean)
+            self._introduce(fresh, columns.table(rows))
 
     def _begun(self, state: State | None) -> Engine | RowByRow:
         sampler = self._sampler(self._sizes)
@@ -160,7 +161,7 @@ class OnlineModel:
         return Engine(sampler, self._number, batch=self.buffer, state=state, in_place=self.buffer == 1)
 
     @property
-    def _engines(self) -> tuple[Engine, ...]:
+    def _engines(self) -> tuple[Engine | Single, ...]:
         """The engine, and where rows are learnt one by one, that of the last rows."""
         if self._engine is None:
             return ()

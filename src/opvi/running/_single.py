@@ -1,0 +1,107 @@
+"""One row at a time, the shortest way through Python and JAX: no padding, and nothing is read that nobody asked for.
+
+Matrices are so small that BLAS uses one thread by itself.
+"""
+
+from collections.abc import Callable, Hashable
+from typing import Any
+
+import jax
+import numpy as np
+
+from opvi._forks import refuse_forked
+from opvi.predictive import Predictive
+from opvi.running._engine import Engine, program
+from opvi.running._rows import as_rows
+from opvi.running._traced import placed
+from opvi.types import Array, ArrayLike, Batch, Data, Info, Key, Tree
+
+
+def looked(sampler: Any, state: Tree, x: Array) -> tuple[Tree, Array]:
+    """Return what `sampler.look` says of a row, and its probabilities."""
+    return sampler.look(state, x)
+
+
+def taught(sampler: Any, key: Key, state: Tree, data: Data, weight: Array, seen: Tree) -> Tree:
+    """Return the state after a row that was looked at."""
+    return sampler.teach(key, state, Batch(data, weight), seen)[0]
+
+
+def stepped(sampler: Any, key: Key, state: Tree, data: Data, weight: Array) -> tuple[Tree, Info]:
+    """Return the state after a row, and the step's Info."""
+    return sampler.step(key, state, Batch(data, weight))
+
+
+def said(sampler: Any, what: Callable[..., Tree], static: tuple[Hashable, ...], state: Tree, x: Array) -> Tree:
+    """Return a function of the predictive at a row."""
+    return what(sampler.predict(state, x), *static)
+
+
+class Single:
+    """A sampler that learns one row per call. Unlike an `Engine`, it may not be asked while it learns.
+
+    A sampler with `look` and `teach` looks at a row when it is asked about it, and not again when it is learnt; its
+    state has `held`, which rows do not change. The state of any other is overwritten by the next row.
+
+    Args:
+        sampler: what learns.
+        key: a JAX key.
+        state: where to begin.
+    """
+
+    def __init__(self, sampler: Any, key: Key, state: Tree):
+        self.sampler, self.key = sampler, key
+        self.state = state
+        self._dtype = np.dtype(state.moments.mean.dtype)
+        self._looks = hasattr(sampler, "look")
+
+    @property
+    def state(self) -> Tree:
+        """What predictions are made from."""
+        return self._state
+
+    @state.setter
+    def state(self, state: Tree) -> None:
+        self._state = placed(state)
+        self._seen: tuple[bytes, Tree] | None = None  # the row looked at last, and what it said
+
+    def feed(self, data: Data, weight: ArrayLike | None) -> Info | None:
+        """Learn from one row `(x, y)`; return the Info if a row is not looked at first."""
+        data = as_rows(data, self._dtype)
+        count = np.ones(1, self._dtype) if weight is None else np.asarray(weight, self._dtype)
+        state = self._state
+        if self._looks:
+            seen = self._look(data[0])
+            new = program(taught, 1, False)(self.sampler, self.key, state._replace(held=None), data, count, seen)
+            self._state, self._seen = new._replace(held=state.held), None
+            return None
+        self._state, info = program(stepped, 1, False, 2)(self.sampler, self.key, state, data, count)
+        return info
+
+    def ask(self, x: Tree, what: Callable[..., Tree], *static: Hashable) -> Tree:
+        """Apply a function to the predictive at some rows, as `Engine.ask` does."""
+        refuse_forked()
+        x = as_rows(x, self._dtype)
+        if len(x) > 1:
+            return self.engine().ask(x, what, *static)
+        if self._looks and what is Predictive.probabilities:
+            return np.asarray(self._look(x)[1])
+        found = program(said, 3, False)(self.sampler, what, static, self._state, x)
+        return jax.tree.map(np.asarray, found)
+
+    def _look(self, x: np.ndarray) -> Tree:
+        row = x.tobytes()
+        if self._seen is None or self._seen[0] != row:
+            self._seen = row, program(looked, 1, False)(self.sampler, self._state, x)
+        return self._seen[1]
+
+    def engine(self) -> Engine:
+        """Return an engine with this sampler and state."""
+        return Engine(self.sampler, self.key, batch=1, state=self._state)
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {"engine": self.engine()}  # which knows how to be pickled
+
+    def __setstate__(self, held: dict[str, Any]) -> None:
+        engine = held["engine"]
+        self.__init__(engine.sampler, engine.key, engine.state)  # type: ignore[misc]
