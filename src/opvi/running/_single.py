@@ -4,7 +4,7 @@ Matrices are so small that BLAS uses one thread by itself.
 """
 
 from collections.abc import Callable, Hashable
-from typing import Any
+from typing import Any, Protocol
 
 import jax
 import numpy as np
@@ -14,25 +14,35 @@ from opvi.predictive import Predictive
 from opvi.running._engine import Engine, program
 from opvi.running._rows import as_rows
 from opvi.running._traced import placed
-from opvi.types import Array, ArrayLike, Batch, Data, Info, Key, Tree
+from opvi.types import Array, ArrayLike, Batch, Data, Info, Key, Sampler, Tree
 
 
-def looked(sampler: Any, state: Tree, x: Array) -> tuple[Tree, Array]:
+class Looks(Protocol):
+    """A sampler whose look at a row both answers a question and teaches."""
+
+    def look(self, state: Tree, x: Array) -> tuple[Tree, Array]:
+        """Return what is said of rows, and their probabilities."""
+
+    def teach(self, key: Key, state: Tree, row: Batch, looked: Tree) -> tuple[Tree, Info]:
+        """Learn a row, given what `look` returned."""
+
+
+def looked(sampler: Looks, state: Tree, x: Array) -> tuple[Tree, Array]:
     """Return what `sampler.look` says of a row, and its probabilities."""
     return sampler.look(state, x)
 
 
-def taught(sampler: Any, key: Key, state: Tree, data: Data, weight: Array, seen: Tree) -> Tree:
+def taught(sampler: Looks, key: Key, state: Tree, data: Data, weight: Array, seen: Tree) -> Tree:
     """Return the state after a row that was looked at."""
     return sampler.teach(key, state, Batch(data, weight), seen)[0]
 
 
-def stepped(sampler: Any, key: Key, state: Tree, data: Data, weight: Array) -> tuple[Tree, Info]:
+def stepped(sampler: Sampler, key: Key, state: Tree, data: Data, weight: Array) -> tuple[Tree, Info]:
     """Return the state after a row, and the step's Info."""
     return sampler.step(key, state, Batch(data, weight))
 
 
-def said(sampler: Any, what: Callable[..., Tree], static: tuple[Hashable, ...], state: Tree, x: Array) -> Tree:
+def said(sampler: Sampler, what: Callable[..., Tree], static: tuple[Hashable, ...], state: Tree, x: Array) -> Tree:
     """Return a function of the predictive at a row."""
     return what(sampler.predict(state, x), *static)
 
