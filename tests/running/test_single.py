@@ -10,9 +10,8 @@ import opvi
 from opvi.predictive import Predictive
 from opvi.running import Engine
 from opvi.running._row_by_row import RowByRow
-from tests.running.test_row_by_row import quickly, same
+from tests.running.test_row_by_row import same
 
-__all__ = ["quickly"]  # a fixture
 SAMPLER = opvi.classifier(2, 3, hidden=(3,), particles=4, memory_rows=64)
 
 
@@ -23,7 +22,7 @@ def rows(count, seed=0):
 
 
 @pytest.fixture(scope="module")
-def few(quickly):
+def few():
     """What has learnt 7 rows, all of which wait; pickled, so that no test sees another's rows."""
     made, (X, y) = RowByRow(SAMPLER, 0), rows(67)
     made.feed((X[:7], y[:7]))
