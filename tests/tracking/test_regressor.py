@@ -267,3 +267,18 @@ def test_what_is_believed_does_not_depend_on_the_units_in_use():
 
     for new, old in zip(believed(moved), believed(state), strict=True):
         np.testing.assert_allclose(new, old, rtol=2e-3)
+    awake = units.to_new_scale(sampler, state, state.scale, awake=jnp.array(True))
+    np.testing.assert_array_equal(awake.gates.factor, 1)
+    (same, doubt), (mean, variance) = believed(awake), believed(state)
+    np.testing.assert_allclose(same, mean, rtol=2e-3)
+    assert doubt.mean() > 1.5 * variance.mean()  # columns that had faded can be learnt again
+
+
+@pytest.mark.slow
+def test_after_a_jump_columns_that_had_faded_are_there_again():
+    X, y = drawn(320, seed=5)
+    state, _ = stepped(SMALL.init(KEY), X[:300], y[:300])
+    state = state._replace(gates=state.gates._replace(factor=jnp.array([0.2, 1.0, 0.6])))
+    after, info = stepped(state, X[300:], y[300:][::-1])
+    assert info.probability > 0.95
+    np.testing.assert_allclose(after.gates.factor, 1, atol=0.1)

@@ -282,13 +282,13 @@ def _learn_chunk(
     moments = scaling.update(old, *new, SCALE_MEMORY)
     state = state._replace(moments=moments)
     forgetting = sampler.each("forgetting", target) ** (weight.sum() / USUAL_ROWS * pacing.faster(state.pace))
-    if sampler.renews:
-        forgetting = jnp.where(alarm & ~found.known, jnp.minimum(forgetting, jumps.KEPT), forgetting)
+    anew = alarm & ~found.known & sampler.renews
+    forgetting = jnp.where(anew, jnp.minimum(forgetting, jumps.KEPT), forgetting)
     early, particles = moments.seen <= sampler.warm_up, state.particles
     # Units change as often, however the rows come; a count that has reached its memory stands still.
     turned = jnp.floor(moments.seen / USUAL_ROWS) > jnp.floor(before / USUAL_ROWS)
     turned |= moments.seen > SCALE_MEMORY - USUAL_ROWS
-    state, renewed = rescaled(sampler, state, early, begun & turned, waits, (whole, weight))
+    state, renewed = rescaled(sampler, state, early, begun & turned, waits, (whole, weight), anew)
     now = *standardised(state, x, y), weight * found.trust
     renew = renewed | alarm if len(weight) <= PAIR else early | renewed | alarm  # few rows are all first
     state = absorb(sampler, state, seen, now, forgetting, renew)

@@ -25,14 +25,29 @@ def standardised(state: RegressorState, x: Array, y: Array) -> tuple[Array, Arra
     return z, jnp.clip(target, -LARGEST_TARGET, LARGEST_TARGET)
 
 
-def to_new_scale(sampler: Networks, state: RegressorState, scale: Scale, now: Array | None = None) -> RegressorState:
-    """Return the same functions, errors and beliefs in new units; `now` holds current values of the columns."""
+def to_new_scale(
+    sampler: Networks, state: RegressorState, scale: Scale, now: Array | None = None, awake: Array | bool = False
+) -> RegressorState:
+    """Return the same functions, errors and beliefs in new units.
+
+    Args:
+        sampler: the settings.
+        state: in the old units.
+        scale: the new one.
+        now: current values of the columns.
+        awake: whether columns that have faded get their full size back.
+    """
     doubt = first_doubt(sampler, state) if sampler.hidden and now is not None else None
     units = layers.between(state.scale, scale, doubt, now)
-    if state.gates is not None:  # the networks see faded columns
-        units = units._replace(shift=units.shift * state.gates.factor)
+    faded = jnp.ones_like(units.shift) if state.gates is None else state.gates.factor
+    units = units._replace(shift=units.shift * faded)  # of columns as the networks see them
     begins = (state.scale.sd == 0) & (scale.sd > 0) & (state.scaled_at >= scaling.TRUSTED_COUNT)
     matrices = layers.covariances_in(sampler.network, sampler.blocks, units, state.past.matrices)
+    if state.gates is not None:
+        # Weights become as small as the columns were; their variances do not, so that they can be learnt again.
+        units = units._replace(ratio=units.ratio * jnp.where(awake, faded, 1))
+        fresh = gates.start(len(faded), faded.dtype)
+        state = state._replace(gates=jax.tree.map(lambda a, b: jnp.where(awake, a, b), fresh, state.gates))
     express = jax.vmap(lambda w: layers.re_express(sampler.network, units, w, begins[:-1]))
     return state._replace(
         particles=express(state.particles),
@@ -46,11 +61,18 @@ def to_new_scale(sampler: Networks, state: RegressorState, scale: Scale, now: Ar
 
 
 def rescaled(
-    sampler: Networks, state: RegressorState, early: Array, may: Array, waits: Array, rows: tuple[Array, Array]
+    sampler: Networks,
+    state: RegressorState,
+    early: Array,
+    may: Array,
+    waits: Array,
+    rows: tuple[Array, Array],
+    anew: Array,
 ) -> tuple[RegressorState, Array]:
     """Return the state on the scale of its moments, if that is allowed and due, and whether it changed.
 
-    While the first rows wait nothing has been learnt, and the scale is simply theirs. `rows` are the latest ones.
+    While the first rows wait nothing has been learnt, and the scale is simply theirs. `rows` are the latest ones. With
+    `anew`, most of the past is to be forgotten, and with it which columns did not help.
     """
     x, weight = rows
     now = (x * weight[:, None]).sum(0) / jnp.maximum(weight.sum(), 1e-30)
@@ -60,7 +82,7 @@ def rescaled(
     grown = jnp.abs(jnp.log(scaling.divisor(new) / scaling.divisor(old))) > tolerance
     off = ((new.sd > 0) & (moved | grown | (old.sd == 0))).any()
     doubled = state.moments.seen >= 2 * state.scaled_at
-    due = may & (off | doubled)
+    due = may & (off | doubled) | anew
     scale = jax.tree.map(lambda a, b: jnp.where(waits, a, b), new, old)
     state = state._replace(scale=scale)
-    return when(due, lambda s: to_new_scale(sampler, s, new, now), state), due
+    return when(due, lambda s: to_new_scale(sampler, s, new, now, anew), state), due
