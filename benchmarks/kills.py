@@ -109,7 +109,7 @@ def trial(table: Path, work: Path, kills: int, more: list[str], within: float = 
         # Some kills come while the process still starts; most once it has saved something new.
         wait = chance.random() < 0.9
         while wait and newest(killed) == before and process.poll() is None:
-            time.sleep(0.002)
+            time.sleep(0.02)
         time.sleep(chance.random() * within)
         if process.poll() is not None:
             process.communicate()

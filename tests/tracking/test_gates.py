@@ -105,3 +105,12 @@ def test_sizes_follow_the_number_of_columns(columns, most):
 def test_columns_above_which_some_fade_are_a_number(columns):
     with pytest.raises(ValueError, match="`fading_above` is .*, but must be a whole number of columns"):
         opvi.regressor(3, fading_above=columns)
+
+
+@pytest.mark.parametrize("columns", [3, gates.FEW + 1])
+def test_the_size_of_errors_may_depend_on_faded_columns_where_they_are_few(columns):
+    state = gates.start(columns, jnp.float32)._replace(factor=jnp.linspace(0.2, 1, columns))
+    z = jnp.arange(2.0 * columns).reshape(2, columns)
+    seen = gates.at_full_size(state, gates.through(state, z))
+    np.testing.assert_allclose(seen, z if columns <= gates.FEW else z * state.factor[None], rtol=1e-6)
+    assert gates.at_full_size(None, z) is z

@@ -282,3 +282,20 @@ def test_after_a_jump_columns_that_had_faded_are_there_again():
     after, info = stepped(state, X[300:], y[300:][::-1])
     assert info.probability > 0.95
     np.testing.assert_allclose(after.gates.factor, 1, atol=0.1)
+
+
+def test_the_size_of_errors_depends_on_a_column_as_it_is_faded_or_not(learnt):
+    """Its coefficient is that of the column at full size, which the mean may have no use for."""
+    state, _, X, _ = learnt
+    x, known = jnp.asarray(X[:6], jnp.float32), state.calibration
+    state = state._replace(calibration=known._replace(shape=jnp.zeros_like(known.shape).at[1].set(1)))  # that column's
+
+    @jax.jit
+    def log_shape(factor):
+        faded = state._replace(gates=state.gates._replace(factor=factor))
+        z, _ = learning.standardised(faded, x, jnp.zeros(6))
+        return learning.predicted(SMALL, faded, z, x).log_shape
+
+    whole, faded = log_shape(jnp.ones(FEATURES)), log_shape(jnp.array([0.2, 1.0, 1.0]))
+    assert np.ptp(whole) > 0.5
+    np.testing.assert_allclose(faded, whole, rtol=1e-4, atol=1e-4)

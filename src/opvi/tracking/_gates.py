@@ -49,6 +49,14 @@ def through(gates: Gates | None, z: Array) -> Array:
     return z if gates is None else z * gates.factor[None]
 
 
+def at_full_size(gates: Gates | None, z: Array) -> Array:
+    """Return faded inputs as they were, where columns are few: the size of errors may depend on those that fade.
+
+    Of many columns, those that do not help the mean are too many to be looked at for this alone.
+    """
+    return z if gates is None or z.shape[1] > FEW else z / gates.factor[None]
+
+
 def update(gates: Gates, z: Array, contributions: Array, error: Array, weight: Array) -> Gates:
     """Return the factors after a batch.
 

@@ -21,6 +21,7 @@ from opvi.filters._covariance import Blocks, Covariance, exactly
 from opvi.targets import cast
 from opvi.tracking import _calibration as calibration
 from opvi.tracking import _chunks as chunks
+from opvi.tracking import _gates as gates
 from opvi.tracking import _guard as guard
 from opvi.tracking import _jumps as jumps
 from opvi.tracking import _memory as memories
@@ -125,7 +126,8 @@ def _learn(
     seen = learning.linearise(sampler, state, z)
     recalled = memories.recall(state.memory, state.scale, state.gates, z, known.error, *kept, x)
     doubt = seen.variance[calibration.trusted(known)]
-    plain, one, depends = memories.combine(state.memory, recalled, known, seen.mean, doubt, z)
+    full = gates.at_full_size(state.gates, z)
+    plain, one, depends = memories.combine(state.memory, recalled, known, seen.mean, doubt, full)
     scores = calibration.scored(known, one, target)
     unit, centre = scaling.divisor(state.scale)[-1], state.scale.mean[-1]
     density = calibration.log_predictive(known, scores) - jnp.log(unit)

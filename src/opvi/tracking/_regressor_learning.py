@@ -75,7 +75,7 @@ def predicted(sampler: Networks, state: RegressorState, z: Array, x: Array) -> C
     known, mean = state.calibration, means(sampler, state.particles, z)
     kept = sampler.remembered, sampler.half_life
     recalled = memories.recall(state.memory, state.scale, state.gates, z, known.error, *kept, x)
-    return memories.combine(state.memory, recalled, known, mean, doubt, z)[1]
+    return memories.combine(state.memory, recalled, known, mean, doubt, gates.at_full_size(state.gates, z))[1]
 
 
 def absorb(
@@ -249,7 +249,8 @@ def _learn_chunk(
     known = state.calibration
     kept = sampler.remembered, sampler.half_life
     recalled = memories.recall(state.memory, state.scale, state.gates, z, known.error, *kept, x)
-    plain, one, depends = memories.combine(state.memory, recalled, known, seen.mean, doubt, z)
+    full = gates.at_full_size(state.gates, z)
+    plain, one, depends = memories.combine(state.memory, recalled, known, seen.mean, doubt, full)
     unit, centre = scaling.divisor(state.scale)[-1], state.scale.mean[-1]
     scores = calibration.scored(state.calibration, one, target)
     density = calibration.log_predictive(state.calibration, scores) - jnp.log(unit)
