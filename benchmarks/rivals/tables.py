@@ -160,8 +160,8 @@ def draw(book: Book, rivals: list[Rival], ours: Ours, path: Path) -> Path:
             ax.annotate(
                 "opvi", (line, 1), (0, 3), xycoords=("data", "axes fraction"), textcoords="offset points", ha="center"
             )
-        left.set(xscale="log", xlim=(0.85, 7.5), xlabel="error, opvi = 1 (RMSE, or share of rows wrong)")
-        left.set_xticks([1, 1.5, 2, 3, 5], ["1", "1.5", "2", "3", "5"])
+        left.set(xscale="log", xlim=(0.85, 14), xlabel="error, opvi = 1 (RMSE, or share of rows wrong)")
+        left.set_xticks([1, 1.5, 2, 3, 5, 10], ["1", "1.5", "2", "3", "5", "10"])
         left.minorticks_off()
         right.set(xlabel="log score lost to opvi, nats per row")
         right.set_xscale("symlog", linthresh=0.1)
