@@ -1,7 +1,8 @@
 """The same rows one by one and in batches of 20: `python -m benchmarks.batches`.
 
 One pass of the default regressor over the training rows of UCI tables, in their order, and its errors on the test rows,
-as in `python -m paper measure regression`. Small tables have more splits: their test sets are as small as 31 rows.
+as in `python -m paper measure regression`. Small tables have more splits, as their test sets are as small as 31 rows:
+of the first three alone, which this file had before, yacht's RMSE is 10.5 % larger and its log density 0.070 lower.
 "difference" is that of a split's two errors, one by one less batches of 20, with the standard error of its mean.
 Settings were chosen on synthetic streams.
 """
