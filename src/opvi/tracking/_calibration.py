@@ -70,6 +70,14 @@ class Combined(NamedTuple):
     log_shape: Array
 
 
+class Beside(NamedTuple):
+    """What something beside the particles predicts, and its share in the prediction."""
+
+    share: Scalar
+    mean: Array
+    variance: Array
+
+
 def start(particles: int, features: int, dtype: Any) -> Calibration:
     """Return what is known before any row: nothing."""
     zero, k = jnp.zeros((), dtype), features + 4
@@ -93,7 +101,9 @@ def trusted(known: Calibration) -> Array:
     return jax.lax.top_k(known.weights, min(TRUSTED, len(known.weights)))[1]
 
 
-def combine(known: Calibration, mean: Array, variance: Array, x: Array) -> Combined:
+def combine(
+    known: Calibration, mean: Array, variance: Array, x: Array, beside: Beside | None = None
+) -> Combined:
     """Return one prediction from the means of all particles `[n, B]` and the variances of those in `trusted`.
 
     Inputs x are standardised, `[B, F]`.
@@ -101,6 +111,9 @@ def combine(known: Calibration, mean: Array, variance: Array, x: Array) -> Combi
     together = known.weights @ mean
     share = known.weights[trusted(known)]
     spread = share / share.sum() @ variance + known.weights @ (mean - together[None]) ** 2
+    if beside is not None:
+        g, apart = beside.share, beside.mean - together
+        together, spread = together + g * apart, (1 - g) * spread + g * beside.variance + g * (1 - g) * apart**2
     predicted = _features(known, together, spread, x) @ known.shape - known.shape_mean
     return Combined(together, spread, jnp.clip(predicted, -3, 3))
 

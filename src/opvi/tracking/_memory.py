@@ -23,7 +23,7 @@ from opvi.tracking import _levels as levels
 from opvi.tracking import _metric as metrics
 from opvi.tracking import _neighbours as neighbours
 from opvi.tracking import _scaling as scaling
-from opvi.tracking._calibration import ONE_ROUND, USUAL_ROWS, Calibration, Combined
+from opvi.tracking._calibration import ONE_ROUND, USUAL_ROWS, Beside, Calibration, Combined
 from opvi.tracking._gates import Gates, through
 from opvi.tracking._levels import Said
 from opvi.tracking._metric import Metric
@@ -166,14 +166,21 @@ def _terms(recalled: Recalled, mean: Array) -> Array:
 
 
 def combine(
-    memory: Memory | None, recalled: Recalled | None, known: Calibration, mean: Array, doubt: Array, z: Array
+    memory: Memory | None,
+    recalled: Recalled | None,
+    known: Calibration,
+    mean: Array,
+    doubt: Array,
+    z: Array,
+    beside: Beside | None,
 ) -> tuple[Combined, Combined, Array]:
-    """Return the networks' combined prediction, the same corrected by memory, and the features of its errors."""
+    """Return the combined prediction of the networks and of what is beside them, the same corrected by memory, and the
+    features of its errors."""
     if memory is None or recalled is None:
-        one = calibration.combine(known, mean, doubt, z)
+        one = calibration.combine(known, mean, doubt, z, beside)
         return one, one, z
     wide = jnp.concatenate([z, recalled.extra], 1)
-    one = calibration.combine(known, mean, doubt, wide)
+    one = calibration.combine(known, mean, doubt, wide, beside)
     return one, one._replace(mean=one.mean + _terms(recalled, one.mean) @ memory.weights), wide
 
 

@@ -95,6 +95,7 @@ class Regressor(Networks):
             f"regressor: {self.particles} Gauss–Newton particles {'-'.join(map(str, self.network.sizes))} with {form} "
             f"({self.network.dim} parameters: {used:.0f} of {self.budget / 1e6:.0f} MB); {drift}"
             + ("; columns that do not help fade" if self.gated else "")
+            + ("; with a Gaussian process while rows are few" if self.processed else "")
             + (f"; corrected by the nearest of {self.remembered:,} rows" if self.remembered else "")
         )
 
@@ -123,6 +124,7 @@ def regressor(
     memory_rows: int | None = None,
     fading_above: int = 0,
     levels: bool = True,
+    process: bool = True,
 ) -> Regressor:
     r"""Predict numbers from raw data in one pass, with nothing to scale or tune.
 
@@ -155,13 +157,16 @@ def regressor(
             to 10 columns, only those without which predictions are clearly better.
         levels: also learn what the errors were at rows with the same value of a column, such as an ID, where that has
             helped; in models that remember rows, of at most 64 columns.
+        process: also fit a Gaussian process to the last 512 rows, which predicts better than networks while rows are
+            few, at first or after a jump; its share is learnt. Only beside networks of at most 64 columns.
     """
     widths, particles, budget = chosen_sizes(features, hidden, particles, budget)
     _check(features, particles, half_life, warm_up, budget)
     if not isinstance(fading_above, int) or isinstance(fading_above, bool) or fading_above < 0:
         raise ValueError(f"`fading_above` is {fading_above!r}, but must be a whole number of columns of at least 0.")
-    if not isinstance(levels, bool | np.bool_):
-        raise ValueError(f"`levels` is {levels!r}, but must be True or False.")
+    for name, value in (("levels", levels), ("process", process)):
+        if not isinstance(value, bool | np.bool_):
+            raise ValueError(f"`{name}` is {value!r}, but must be True or False.")
     chosen = default_settings(particles) if settings is None else settings
     chosen = Settings(*(tuple(float(value) for value in values) for values in chosen))
     if any(len(values) != particles for values in chosen):
@@ -170,7 +175,9 @@ def regressor(
         chosen = chosen._replace(forgetting=(0.5 ** (USUAL_ROWS / half_life),) * particles)
     kept = checked_rows(memory_rows)
     made = Regressor(features, widths, particles, half_life, warm_up, budget, chosen, kept, fading_above)
-    return replace(made, levels=bool(levels) and features <= WIDEST_LEVELS and made.remembered > 0)
+    return replace(
+        made, levels=bool(levels) and features <= WIDEST_LEVELS and made.remembered > 0, process=bool(process)
+    )
 
 
 def chosen_sizes(

@@ -26,6 +26,7 @@ from opvi.tracking import _guard as guard
 from opvi.tracking import _jumps as jumps
 from opvi.tracking import _memory as memories
 from opvi.tracking import _pace as pacing
+from opvi.tracking import _process as processes
 from opvi.tracking import _regressor_learning as learning
 from opvi.tracking import _scaling as scaling
 from opvi.tracking._calibration import USUAL_ROWS
@@ -127,7 +128,8 @@ def _learn(
     recalled = memories.recall(state.memory, state.scale, state.gates, z, known.error, *kept, x)
     doubt = seen.variance[calibration.trusted(known)]
     full = gates.at_full_size(state.gates, z)
-    plain, one, depends = memories.combine(state.memory, recalled, known, seen.mean, doubt, full)
+    beside = processes.beside(state.process, state.scale, x)
+    plain, one, depends = memories.combine(state.memory, recalled, known, seen.mean, doubt, full, beside)
     scores = calibration.scored(known, one, target)
     unit, centre = scaling.divisor(state.scale)[-1], state.scale.mean[-1]
     density = calibration.log_predictive(known, scores) - jnp.log(unit)

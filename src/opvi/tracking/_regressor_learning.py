@@ -19,6 +19,7 @@ from opvi.tracking import _jumps as jumps
 from opvi.tracking import _layers as layers
 from opvi.tracking import _memory as memories
 from opvi.tracking import _pace as pacing
+from opvi.tracking import _process as processes
 from opvi.tracking import _scaling as scaling
 from opvi.tracking import _starting as starting
 from opvi.tracking._calibration import USUAL_ROWS, Calibration, Combined, Scored
@@ -75,7 +76,8 @@ def predicted(sampler: Networks, state: RegressorState, z: Array, x: Array) -> C
     known, mean = state.calibration, means(sampler, state.particles, z)
     kept = sampler.remembered, sampler.half_life
     recalled = memories.recall(state.memory, state.scale, state.gates, z, known.error, *kept, x)
-    return memories.combine(state.memory, recalled, known, mean, doubt, gates.at_full_size(state.gates, z))[1]
+    beside = processes.beside(state.process, state.scale, x)
+    return memories.combine(state.memory, recalled, known, mean, doubt, gates.at_full_size(state.gates, z), beside)[1]
 
 
 def absorb(
@@ -178,6 +180,7 @@ def _jumped(
         past=state.past._replace(matrices=jnp.where(found.renew | anew, prior, state.past.matrices)),
         memory=memories.emptied(state.memory, sampler.remembered),
         pace=pacing.without_trail(state.pace),
+        process=processes.jumped(state.process, old, scale, found.known & ~anew),
     )
 
 
@@ -250,7 +253,8 @@ def _learn_chunk(
     kept = sampler.remembered, sampler.half_life
     recalled = memories.recall(state.memory, state.scale, state.gates, z, known.error, *kept, x)
     full = gates.at_full_size(state.gates, z)
-    plain, one, depends = memories.combine(state.memory, recalled, known, seen.mean, doubt, full)
+    beside, own = processes.beside(state.process, state.scale, x), known.weights @ seen.mean
+    plain, one, depends = memories.combine(state.memory, recalled, known, seen.mean, doubt, full, beside)
     unit, centre = scaling.divisor(state.scale)[-1], state.scale.mean[-1]
     scores = calibration.scored(state.calibration, one, target)
     density = calibration.log_predictive(state.calibration, scores) - jnp.log(unit)
@@ -265,12 +269,15 @@ def _learn_chunk(
         state = state._replace(memory=memory)
     if state.gates is not None:
         scored = jnp.where(begun, believed, 0)
-        state = state._replace(gates=gates.update(state.gates, z, z * slope, target - plain.mean, scored))
+        state = state._replace(gates=gates.update(state.gates, z, z * slope, target - own, scored))
     state = learn_errors(state, seen.mean, one, scores, (depends, target, learnt), found.trust, begun)
     if state.pace is not None:
         paced = jnp.where(begun, believed, 0)
-        move = plain.mean - known.weights @ means(sampler, state.trail, z)
-        state = state._replace(pace=pacing.learn(state.pace, target - plain.mean, move, paced, known.error))
+        move = own - known.weights @ means(sampler, state.trail, z)
+        state = state._replace(pace=pacing.learn(state.pace, target - own, move, paced, known.error))
+    if state.process is not None:
+        errors = processes.scored(state.process, beside, own, target, jnp.where(begun, believed, 0), known.error)
+        state = state._replace(process=state.process._replace(errors=errors))
     odds, probability = jump_odds(state, known, recalled, found, level, jnp.where(begun, believed, 0))
     state, alarm = state._replace(odds=odds), probability > jumps.ALARM
     state = when(alarm | waits, lambda s: _jumped(sampler, s, found, (x, y, weight), seen.mean, waits), state)
@@ -293,6 +300,8 @@ def _learn_chunk(
     now = *standardised(state, x, y), weight * found.trust
     renew = renewed | alarm if len(weight) <= PAIR else early | renewed | alarm  # few rows are all first
     state = absorb(sampler, state, seen, now, forgetting, renew)
+    process = processes.learn(state.process, state.scale, (x, found.y, now[2]), sampler.half_life)
+    state = state._replace(process=process)
     if state.pace is not None:
         state = state._replace(trail=pacing.follow(state.trail, state.particles, state.pace, paced.sum()))
     state = state._replace(scaled_at=jnp.where(waits & first.enough, moments.seen, state.scaled_at))
@@ -392,4 +401,5 @@ def start(sampler: Networks, w: Particles) -> RegressorState:
         w if sampler.half_life is None else None,
         jnp.zeros(6, dtype),
         jnp.zeros((), dtype),
+        processes.start(sampler.features, dtype) if sampler.processed else None,
     )

@@ -15,6 +15,7 @@ from opvi.tracking import _neighbours as neighbours
 from opvi.tracking._calibration import Calibration
 from opvi.tracking._gates import Gates
 from opvi.tracking._memory import Memory
+from opvi.tracking._process import WIDEST, Process
 from opvi.tracking._scaling import Moments, Scale
 from opvi.types import Array, Particles, Predicted, Scalar
 
@@ -63,6 +64,7 @@ class RegressorState(NamedTuple):
     trail: Any = 0.0  # [n, d]: a running mean of the particles, or None
     recent: Array | float = 0.0  # [6]: moments of the last few surprising rows: `_guard`
     odds: Scalar | float = 0.0  # of a jump, against none: `_jumps`
+    process: Process | None = None  # of the last rows
 
 
 @dataclass(frozen=True)
@@ -81,6 +83,8 @@ class Networks(Unforked):
     fading_above: int = field(default=0, metadata={"off": 12})  # columns; an older opvi's number
     levels: bool = field(default=True, metadata={"off": False})  # of values that repeat, where rows are remembered
 
+    process: bool = field(default=True, metadata={"off": False})  # whether a Gaussian process helps while rows are few
+
     @cached_property
     def network(self) -> MLP:
         """The layers of one particle."""
@@ -95,6 +99,11 @@ class Networks(Unforked):
     def renews(self) -> bool:
         """Whether most of the past is forgotten when the data have jumped; a given half-life overrides that."""
         return self.half_life is None
+
+    @property
+    def processed(self) -> bool:
+        """Whether there is a Gaussian process beside the networks; linear models need none."""
+        return self.process and bool(self.hidden) and self.features <= WIDEST
 
     @property
     def remembered(self) -> int:

@@ -1,0 +1,221 @@
+r"""A Gaussian process over the last rows: it learns from tens of rows what networks need hundreds for.
+
+$$k(a, b) = s \Big(1 + \tfrac14 \sum_j (a_j - b_j)^2 / \ell_j^2\Big)^{-2} + \frac{v}{F} a^\top b + c, \qquad
+  p(x) = k(x, X) (K + \sigma^2 / w)^{-1} y$$
+
+Its settings $\ell, s, \sigma^2, v$ climb the marginal likelihood, a few steps whenever a tenth more rows have come. The
+networks' mean m becomes $m + g (p - m)$, with the g in [0, 1] that would have served the last rows best, each predicted
+before it was learnt. While there are few rows, or few since a jump, g is near 1; networks that have seen thousands make
+it 0. Rows are kept as they came, so nothing changes with the units of the networks.
+"""
+
+import math
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from opvi._factors import root_inverse
+from opvi.filters._covariance import when
+from opvi.tracking import _scaling as scaling
+from opvi.tracking._calibration import USUAL_ROWS, Beside
+from opvi.tracking._scaling import Scale
+from opvi.types import Array, Scalar
+
+ROWS = 512  # the last ones, that it is fitted to
+TAUGHT = 256  # of them, that the settings are learnt from
+WIDEST = 64  # columns
+EVERY, SELDOM = 100.0, 400.0  # rows: it is fitted again after a tenth more, 20 at least and so many at most
+UNUSED = 0.05  # g below which it is fitted seldom
+MANY_STEPS, FEW_STEPS, FEW_ROWS = 6, 2, 200  # of the settings, each time: up to so many rows, and later
+RATE = 0.1  # of a step, in logarithms
+DECAY = (0.8, 0.95)  # of the means of slopes and of their squares
+CONSTANT = 0.1  # c
+USUAL = (1.0, 0.1, 0.3)  # s, σ², v: the middle of their priors
+SPREAD = 1.8  # of the logarithms of these three, in their priors; that of the lengths is 1, around √F
+SMALLEST_NOISE = 3e-4  # of the variance of y: with less, rounding would show
+MEMORY = 0.95  # of the squared errors behind g, for 20 rows
+RIDGE = 5.0  # usual squared errors: pulls g towards a half
+LARGEST = 5.0  # times the usual error: what a row may say about g
+
+
+class Process(NamedTuple):
+    """Rows, what is fitted to them, and how well that has predicted."""
+
+    rows: Array  # [ROWS, F + 2]: x and y as they came, and weights; the oldest is replaced
+    counts: Array  # [2]: rows since the start, and when it was last fitted; 0: it is not
+    settings: Array  # [3, F + 3]: logarithms of lengths, s, σ², v; running means of their slopes, and of the squares
+    steps: Scalar  # of the settings
+    points: Array  # [ROWS, F]: inputs it was last fitted to, standardised
+    root: Array  # [ROWS, ROWS]: inverse of the lower root of their covariance
+    alpha: Array  # [ROWS]: its inverse times y
+    scale: Scale  # in which that was
+    errors: Array  # [3]: discounted sums: squared errors of networks, products of both, squared errors of the process
+
+
+def start(columns: int, dtype: jnp.dtype) -> Process:
+    """Return a process without rows."""
+    zero = jnp.zeros((), dtype)
+    return Process(
+        jnp.zeros((ROWS, columns + 2), dtype),
+        jnp.zeros(2, jnp.int32),
+        jnp.concatenate([_prior(columns, dtype)[:1], jnp.zeros((2, columns + 3), dtype)]),
+        zero,
+        jnp.zeros((ROWS, columns), dtype),
+        jnp.zeros((ROWS, ROWS), dtype),
+        jnp.zeros(ROWS, dtype),
+        Scale(jnp.zeros(columns + 1, dtype), jnp.zeros(columns + 1, dtype)),
+        jnp.zeros(3, dtype),
+    )
+
+
+def _prior(columns: int, dtype: jnp.dtype) -> Array:
+    """Return means and precisions of the settings' logarithms, `[2, F + 3]`."""
+    middle = [0.5 * math.log(columns)] * columns + [math.log(one) for one in USUAL]
+    return jnp.asarray([middle, [1.0] * columns + [SPREAD**-2] * 3], dtype)
+
+
+def share(process: Process) -> Scalar:
+    """Return g; 0 while nothing is fitted."""
+    own, both, its = process.errors
+    best = jnp.clip((own - both + RIDGE) / (own + its - 2 * both + 2 * RIDGE), 0, 1)
+    return jnp.where(process.counts[1] > 0, best, 0)
+
+
+def beside(process: Process | None, scale: Scale, x: Array) -> Beside | None:
+    """Return what the process says of rows as they came `[B, F]`, in the units of `scale`; None without one."""
+    if process is None:
+        return None
+    columns, there = x.shape[1], process.scale
+    z = scaling.readable(_inputs(there), x)
+    here = _filled(process.counts[1])
+    k = _kernel(process.settings[0], z, process.points) * here[None].astype(x.dtype)
+    own = _own(process.settings[0], z)
+    variance = jnp.maximum(own - ((k @ process.root.T) ** 2).sum(1), 1e-4 * own)
+    unit, old = scaling.divisor(scale)[columns], scaling.divisor(there)[columns]
+    mean = (k @ process.alpha) * (old / unit) + (there.mean[columns] - scale.mean[columns]) / unit
+    return Beside(share(process), mean, variance * (old / unit) ** 2)
+
+
+def scored(process: Process | None, said: Beside | None, mean: Array, y: Array, weight: Array, size: Scalar) -> Array:
+    """Return the sums of squared errors after rows that were predicted by networks and by the process.
+
+    Args:
+        process: before the rows.
+        said: what it predicted.
+        mean: what the networks predicted.
+        y: the targets, in the same units.
+        weight: the weights of the rows.
+        size: the usual squared error.
+    """
+    assert process is not None and said is not None
+    reach = LARGEST * jnp.sqrt(size)
+    own, its = (jnp.clip(one - y, -reach, reach) for one in (mean, said.mean))
+    new = jnp.stack([own * own, own * its, its * its]) @ weight / size
+    keep = MEMORY ** (weight.sum() / USUAL_ROWS)
+    return jnp.where((process.counts[1] > 0) & jnp.isfinite(new).all(), keep * process.errors + new, process.errors)
+
+
+def jumped(process: Process | None, old: Scale, new: Scale, known: Array) -> Process | None:
+    """Return the process after a jump: its targets in new units if that is all that is `known`, else without rows."""
+    if process is None:
+        return None
+    y = process.rows[:, -2]
+    ratio = scaling.divisor(new)[-1] / scaling.divisor(old)[-1]
+    there = process.scale
+    moved = process._replace(
+        rows=process.rows.at[:, -2].set(new.mean[-1] + (y - old.mean[-1]) * ratio),
+        scale=Scale(
+            there.mean.at[-1].set(new.mean[-1] + (there.mean[-1] - old.mean[-1]) * ratio),
+            there.sd.at[-1].set(scaling.divisor(there)[-1] * ratio),
+        ),
+    )
+    fresh = start(process.points.shape[1], y.dtype)
+    return jax.tree.map(lambda a, b: jnp.where(known, a, b), moved, fresh)
+
+
+def learn(
+    process: Process | None, scale: Scale, rows: tuple[Array, Array, Array], half_life: float | None
+) -> Process | None:
+    """Return the process with rows added, x and y as they came; fitted again if there are enough new ones."""
+    if process is None:
+        return None
+    x, y, weight = rows
+    here = weight > 0
+    number = process.counts[0] + jnp.cumsum(here, dtype=jnp.int32)
+    place = jnp.where(here & (number > number[-1] - ROWS), (number - 1) % ROWS, ROWS)
+    kept = process.rows.at[place].set(jnp.concatenate([x, y[:, None], weight[:, None]], 1), mode="drop")
+    process = process._replace(rows=kept, counts=process.counts.at[0].set(number[-1]))
+    seen, last = process.counts.astype(x.dtype)
+    due = seen - last >= jnp.clip(last / 10, USUAL_ROWS, jnp.where(share(process) < UNUSED, SELDOM, EVERY))
+    return when(due, lambda p: _fitted(p, scale, half_life), process)
+
+
+def _fitted(process: Process, scale: Scale, half_life: float | None) -> Process:
+    """Return the process fitted to its rows, after a few steps of its settings."""
+    columns, seen = process.points.shape[1], process.counts[0]
+    here, dtype = _filled(seen), process.rows.dtype
+    z = scaling.readable(_inputs(scale), process.rows[:, :-2])
+    y = jnp.where(here, (process.rows[:, -2] - scale.mean[-1]) / scaling.divisor(scale)[-1], 0)
+    weight = process.rows[:, -1]
+    if half_life is not None:
+        age = ((seen - 1 - jnp.arange(ROWS, dtype=jnp.int32)) % ROWS).astype(dtype)
+        weight = weight * jnp.exp2(-age / half_life)
+    prior = _prior(columns, dtype)
+
+    def covariance(settings: Array, count: int) -> Array:
+        some, noise = here[:count], jnp.exp(settings[columns + 1]) + SMALLEST_NOISE
+        K = _kernel(settings, z[:count], z[:count]) * (some[:, None] & some[None]).astype(dtype)
+        return K + jnp.diag(jnp.where(some, noise / jnp.maximum(weight[:count], 1e-3), 1))
+
+    def climb(_: Array, carry: tuple[Array, Scalar]) -> tuple[Array, Scalar]:
+        (now, slope, square), steps = carry
+        K, back = jax.vjp(lambda settings: covariance(settings, TAUGHT), now)
+        root = root_inverse(K)
+        alpha = root.T @ (root @ y[:TAUGHT])
+        down = back((root.T @ root - alpha[:, None] * alpha[None]) / 2)[0] + prior[1] * (now - prior[0])
+        steps, (a, b) = steps + 1, DECAY
+        slope, square = a * slope + (1 - a) * down, b * square + (1 - b) * down**2
+        move = RATE * slope / (1 - a**steps) / (jnp.sqrt(square / (1 - b**steps)) + 1e-3)
+        new = jnp.stack([now - move, slope, square])
+        return jnp.where(jnp.isfinite(new).all(), new, carry[0]), steps
+
+    count = jnp.where(seen <= FEW_ROWS, MANY_STEPS, FEW_STEPS)
+    settings, steps = jax.lax.fori_loop(0, count, climb, (process.settings, process.steps))
+    root = root_inverse(covariance(settings[0], ROWS))
+    alpha = root.T @ (root @ y)
+    good = jnp.isfinite(alpha).all()
+    return process._replace(
+        counts=jnp.stack([seen, jnp.where(good, seen, 0)]),
+        settings=jnp.where(good, settings, start(columns, dtype).settings),
+        steps=jnp.where(good, steps, 0),
+        points=z,
+        root=jnp.where(good, root, 0),
+        alpha=jnp.where(good, alpha, 0),
+        scale=scale,
+    )
+
+
+def _inputs(scale: Scale) -> Scale:
+    return Scale(scale.mean[:-1], scale.sd[:-1])
+
+
+def _filled(rows: Array) -> Array:
+    """Return which places hold a row after so many."""
+    return jnp.arange(ROWS, dtype=jnp.int32) < rows
+
+
+def _kernel(settings: Array, a: Array, b: Array) -> Array:
+    """Return the covariances of the function at a and at b."""
+    columns = a.shape[1]
+    length, (s, _, v) = jnp.exp(settings[:columns]), jnp.exp(settings[columns:])
+    u, w = a / length[None], b / length[None]
+    squared = jnp.maximum((u**2).sum(1)[:, None] + (w**2).sum(1)[None] - 2 * u @ w.T, 0)
+    return s / (1 + squared / 4) ** 2 + v / columns * (a @ b.T) + CONSTANT
+
+
+def _own(settings: Array, z: Array) -> Array:
+    """Return the variances of the function at z."""
+    columns = z.shape[1]
+    s, _, v = jnp.exp(settings[columns:])
+    return s + v / columns * (z**2).sum(1) + CONSTANT
