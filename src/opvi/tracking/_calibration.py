@@ -101,9 +101,7 @@ def trusted(known: Calibration) -> Array:
     return jax.lax.top_k(known.weights, min(TRUSTED, len(known.weights)))[1]
 
 
-def combine(
-    known: Calibration, mean: Array, variance: Array, x: Array, beside: Beside | None = None
-) -> Combined:
+def combine(known: Calibration, mean: Array, variance: Array, x: Array, beside: Beside | None = None) -> Combined:
     """Return one prediction from the means of all particles `[n, B]` and the variances of those in `trusted`.
 
     Inputs x are standardised, `[B, F]`.

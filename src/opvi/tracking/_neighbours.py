@@ -44,14 +44,20 @@ def checked_rows(memory_rows: int | None) -> int | None:
 
 
 def without_memory(sampler: Sampler) -> Sampler:
-    """Return the sampler without the rows it would remember by default; models in a fleet keep none."""
+    """Return the sampler without the rows that it would keep by default, and so without a process of the last ones.
+
+    Models in a fleet keep none.
+    """
     if not dataclasses.is_dataclass(sampler) or isinstance(sampler, type):
         return sampler
     if hasattr(sampler, "sampler"):  # wrapped
         return dataclasses.replace(sampler, sampler=without_memory(sampler.sampler))
     asked = getattr(sampler, "memory_rows", 0) is not None
-    off = {"memory_rows": 0} | ({"levels": False} if hasattr(sampler, "levels") else {})
-    return sampler if asked else dataclasses.replace(sampler, **off)
+    off = {} if asked else {"memory_rows": 0, "levels": False}
+    named = {field.name for field in dataclasses.fields(sampler)}
+    return dataclasses.replace(
+        sampler, **{name: value for name, value in (off | {"process": False}).items() if name in named}
+    )
 
 
 def room(rows: int) -> int:

@@ -27,7 +27,7 @@ TAUGHT = 256  # of them, that the settings are learnt from
 WIDEST = 64  # columns
 EVERY, SELDOM = 100.0, 400.0  # rows: it is fitted again after a tenth more, 20 at least and so many at most
 UNUSED = 0.05  # g below which it is fitted seldom
-MANY_STEPS, FEW_STEPS, FEW_ROWS = 6, 2, 200  # of the settings, each time: up to so many rows, and later
+MANY_STEPS, FEW_STEPS, FEW_ROWS = 12, 2, 200  # of the settings, each time: up to so many rows, and later
 RATE = 0.1  # of a step, in logarithms
 DECAY = (0.8, 0.95)  # of the means of slopes and of their squares
 CONSTANT = 0.1  # c
@@ -89,7 +89,8 @@ def beside(process: Process | None, scale: Scale, x: Array) -> Beside | None:
     columns, there = x.shape[1], process.scale
     z = scaling.readable(_inputs(there), x)
     here = _filled(process.counts[1])
-    k = _kernel(process.settings[0], z, process.points) * here[None].astype(x.dtype)
+    (_, bent), line = _parts(process.settings[0], z, process.points)
+    k = jnp.where(here[None], bent + line, 0)
     own = _own(process.settings[0], z)
     variance = jnp.maximum(own - ((k @ process.root.T) ** 2).sum(1), 1e-4 * own)
     unit, old = scaling.divisor(scale)[columns], scaling.divisor(there)[columns]
@@ -97,8 +98,10 @@ def beside(process: Process | None, scale: Scale, x: Array) -> Beside | None:
     return Beside(share(process), mean, variance * (old / unit) ** 2)
 
 
-def scored(process: Process | None, said: Beside | None, mean: Array, y: Array, weight: Array, size: Scalar) -> Array:
-    """Return the sums of squared errors after rows that were predicted by networks and by the process.
+def scored(
+    process: Process | None, said: Beside | None, mean: Array, y: Array, weight: Array, size: Scalar
+) -> Process | None:
+    """Return the process with the squared errors of some rows, predicted by networks and by the process.
 
     Args:
         process: before the rows.
@@ -108,12 +111,14 @@ def scored(process: Process | None, said: Beside | None, mean: Array, y: Array, 
         weight: the weights of the rows.
         size: the usual squared error.
     """
-    assert process is not None and said is not None
+    if process is None or said is None:
+        return None
     reach = LARGEST * jnp.sqrt(size)
     own, its = (jnp.clip(one - y, -reach, reach) for one in (mean, said.mean))
     new = jnp.stack([own * own, own * its, its * its]) @ weight / size
     keep = MEMORY ** (weight.sum() / USUAL_ROWS)
-    return jnp.where((process.counts[1] > 0) & jnp.isfinite(new).all(), keep * process.errors + new, process.errors)
+    good = (process.counts[1] > 0) & jnp.isfinite(new).all()
+    return process._replace(errors=jnp.where(good, keep * process.errors + new, process.errors))
 
 
 def jumped(process: Process | None, old: Scale, new: Scale, known: Array) -> Process | None:
@@ -163,17 +168,19 @@ def _fitted(process: Process, scale: Scale, half_life: float | None) -> Process:
         weight = weight * jnp.exp2(-age / half_life)
     prior = _prior(columns, dtype)
 
-    def covariance(settings: Array, count: int) -> Array:
-        some, noise = here[:count], jnp.exp(settings[columns + 1]) + SMALLEST_NOISE
-        K = _kernel(settings, z[:count], z[:count]) * (some[:, None] & some[None]).astype(dtype)
-        return K + jnp.diag(jnp.where(some, noise / jnp.maximum(weight[:count], 1e-3), 1))
+    def factored(settings: Array, count: int) -> tuple[Array, Array, Array, Array]:
+        bend, line = _parts(settings, z[:count], z[:count])
+        some = here[:count]
+        noise = jnp.where(some, _noise(settings) / jnp.maximum(weight[:count], 1e-3), 1)
+        K = jnp.where(some[:, None] & some[None], bend[1] + line, 0) + jnp.diag(noise)
+        root = root_inverse(K)
+        return root, root.T @ (root @ y[:count]), *bend
 
     def climb(_: Array, carry: tuple[Array, Scalar]) -> tuple[Array, Scalar]:
         (now, slope, square), steps = carry
-        K, back = jax.vjp(lambda settings: covariance(settings, TAUGHT), now)
-        root = root_inverse(K)
-        alpha = root.T @ (root @ y[:TAUGHT])
-        down = back((root.T @ root - alpha[:, None] * alpha[None]) / 2)[0] + prior[1] * (now - prior[0])
+        root, alpha, inner, bent = factored(now, TAUGHT)
+        G = jnp.where(here[:TAUGHT, None] & here[None, :TAUGHT], root.T @ root - alpha[:, None] * alpha[None], 0) / 2
+        down = _slopes(now, G, inner * bent, bent, z[:TAUGHT], weight[:TAUGHT]) + prior[1] * (now - prior[0])
         steps, (a, b) = steps + 1, DECAY
         slope, square = a * slope + (1 - a) * down, b * square + (1 - b) * down**2
         move = RATE * slope / (1 - a**steps) / (jnp.sqrt(square / (1 - b**steps)) + 1e-3)
@@ -182,8 +189,7 @@ def _fitted(process: Process, scale: Scale, half_life: float | None) -> Process:
 
     count = jnp.where(seen <= FEW_ROWS, MANY_STEPS, FEW_STEPS)
     settings, steps = jax.lax.fori_loop(0, count, climb, (process.settings, process.steps))
-    root = root_inverse(covariance(settings[0], ROWS))
-    alpha = root.T @ (root @ y)
+    root, alpha, *_ = factored(settings[0], ROWS)
     good = jnp.isfinite(alpha).all()
     return process._replace(
         counts=jnp.stack([seen, jnp.where(good, seen, 0)]),
@@ -205,13 +211,36 @@ def _filled(rows: Array) -> Array:
     return jnp.arange(ROWS, dtype=jnp.int32) < rows
 
 
-def _kernel(settings: Array, a: Array, b: Array) -> Array:
-    """Return the covariances of the function at a and at b."""
+def _parts(settings: Array, a: Array, b: Array) -> tuple[tuple[Array, Array], Array]:
+    """Return 1 / (1 + q / 4) and the bent part of the covariances between a and b, and their straight part."""
     columns = a.shape[1]
     length, (s, _, v) = jnp.exp(settings[:columns]), jnp.exp(settings[columns:])
     u, w = a / length[None], b / length[None]
-    squared = jnp.maximum((u**2).sum(1)[:, None] + (w**2).sum(1)[None] - 2 * u @ w.T, 0)
-    return s / (1 + squared / 4) ** 2 + v / columns * (a @ b.T) + CONSTANT
+    q = jnp.maximum((u**2).sum(1)[:, None] + (w**2).sum(1)[None] - 2 * u @ w.T, 0)
+    inner = 1 / (1 + q / 4)
+    return (inner, s * inner**2), v / columns * (a @ b.T) + CONSTANT
+
+
+def _noise(settings: Array) -> Scalar:
+    return jnp.exp(settings[-2]) + SMALLEST_NOISE
+
+
+def _slopes(settings: Array, G: Array, bend: Array, bent: Array, z: Array, weight: Array) -> Array:
+    r"""Return the gradient in the settings of a function of K whose gradient in K is G.
+
+    With $M = G \circ s (1 + q / 4)^{-3}$ and $u = z / \ell$, the slope in $\log \ell_j$ is
+    $\sum_{ik} M_{ik} (u_{ij} - u_{kj})^2$.
+    """
+    columns = z.shape[1]
+    noise, v = jnp.exp(settings[-2]), jnp.exp(settings[-1])
+    M, u = G * bend, z / jnp.exp(settings[:columns])[None]
+    lengths = 2 * (M.sum(1) @ u**2 - (u * (M @ u)).sum(0))
+    rest = [
+        (G * bent).sum(),
+        (jnp.diagonal(G) / jnp.maximum(weight, 1e-3)).sum() * noise,
+        (z * (G @ z)).sum() * v / columns,
+    ]
+    return jnp.concatenate([lengths, jnp.stack(rest)])
 
 
 def _own(settings: Array, z: Array) -> Array:

@@ -265,20 +265,17 @@ def _learn_chunk(
     if state.gates is not None or state.memory is not None:
         slope = slopes(sampler, state, z)
         rows = memories.Rows(x, y, believed, target, plain.mean, slope)
-        memory = memories.learn(state.memory, recalled, rows, state.scale, known.error, begun, *kept)
-        state = state._replace(memory=memory)
+        noted = state.memory, recalled, rows, state.scale, known.error, begun
+        state = state._replace(memory=memories.learn(*noted, *kept))
+    scored = jnp.where(begun, believed, 0)
     if state.gates is not None:
-        scored = jnp.where(begun, believed, 0)
         state = state._replace(gates=gates.update(state.gates, z, z * slope, target - own, scored))
     state = learn_errors(state, seen.mean, one, scores, (depends, target, learnt), found.trust, begun)
     if state.pace is not None:
-        paced = jnp.where(begun, believed, 0)
         move = own - known.weights @ means(sampler, state.trail, z)
-        state = state._replace(pace=pacing.learn(state.pace, target - own, move, paced, known.error))
-    if state.process is not None:
-        errors = processes.scored(state.process, beside, own, target, jnp.where(begun, believed, 0), known.error)
-        state = state._replace(process=state.process._replace(errors=errors))
-    odds, probability = jump_odds(state, known, recalled, found, level, jnp.where(begun, believed, 0))
+        state = state._replace(pace=pacing.learn(state.pace, target - own, move, scored, known.error))
+    state = state._replace(process=processes.scored(state.process, beside, own, target, scored, known.error))
+    odds, probability = jump_odds(state, known, recalled, found, level, scored)
     state, alarm = state._replace(odds=odds), probability > jumps.ALARM
     state = when(alarm | waits, lambda s: _jumped(sampler, s, found, (x, y, weight), seen.mean, waits), state)
     state = _moved(
@@ -300,10 +297,9 @@ def _learn_chunk(
     now = *standardised(state, x, y), weight * found.trust
     renew = renewed | alarm if len(weight) <= PAIR else early | renewed | alarm  # few rows are all first
     state = absorb(sampler, state, seen, now, forgetting, renew)
-    process = processes.learn(state.process, state.scale, (x, found.y, now[2]), sampler.half_life)
-    state = state._replace(process=process)
+    state = state._replace(process=processes.learn(state.process, state.scale, (x, found.y, now[2]), sampler.half_life))
     if state.pace is not None:
-        state = state._replace(trail=pacing.follow(state.trail, state.particles, state.pace, paced.sum()))
+        state = state._replace(trail=pacing.follow(state.trail, state.particles, state.pace, scored.sum()))
     state = state._replace(scaled_at=jnp.where(waits & first.enough, moments.seen, state.scaled_at))
     told = root_mean_square(state.particles - particles), probability
     return state, jnp.stack([density, one.mean * unit + centre, level, *(jnp.full_like(y, one) for one in told)], 1)

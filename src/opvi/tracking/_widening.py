@@ -55,6 +55,7 @@ def widened_regressor(old: RegressorState, fresh: RegressorState, hidden: tuple[
         )
     matrices = _covariances(np.asarray(old.past.matrices), np.array(fresh.past.matrices), blocks, places)
     return old._replace(
+        process=fresh.process,
         particles=_put(fresh.particles, np.s_[:, places], old.particles),
         past=old.past._replace(matrices=jnp.asarray(matrices)),
         calibration=known,

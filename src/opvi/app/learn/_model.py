@@ -20,7 +20,8 @@ WHILE_LEARNING = 4  # times its state a model needs, for temporaries and checkpo
 SAMPLE = 256  # rows kept for the report, a uniform sample of all that were learnt
 
 
-OLDER = {"neighbour_rows": 0, "fading_above": 12, "levels": False}  # of settings that an older opvi did not have
+# Of settings that an older opvi did not have.
+OLDER = {"neighbour_rows": 0, "fading_above": 12, "levels": False, "process": False}
 
 
 class Settings(NamedTuple):
@@ -35,6 +36,7 @@ class Settings(NamedTuple):
     neighbour_rows: int | None = None  # None: what the task recommends; runs of an older opvi have 0
     fading_above: int = 0  # columns of a regression, above which those fade that do not help
     levels: bool = True  # whether a regression learns the levels of values that repeat
+    process: bool = True  # whether a Gaussian process helps it while rows are few
 
 
 def model(schema: Schema, settings: Settings, room: int | None = None) -> Sampler:
@@ -57,6 +59,7 @@ def model(schema: Schema, settings: Settings, room: int | None = None) -> Sample
             memory_rows=settings.neighbour_rows,
             fading_above=settings.fading_above,
             levels=settings.levels,
+            process=settings.process,
         )
     else:
         room = room or max(2, len(schema.classes))

@@ -1,0 +1,207 @@
+"""The Gaussian process beside a regressor's networks."""
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from sklearn.gaussian_process import GaussianProcessRegressor
+from sklearn.gaussian_process.kernels import ConstantKernel, DotProduct, RationalQuadratic
+
+import opvi
+from opvi.tracking import _process as processes
+from opvi.tracking._neighbours import without_memory
+from opvi.tracking._scaling import Scale
+
+learn = jax.jit(processes.learn, static_argnums=3)
+beside = jax.jit(processes.beside)
+RNG = np.random.default_rng(0)
+X = RNG.normal(size=(60, 3)).astype(np.float32) * [1, 10, 0.1] + [0, 5, 2]
+Y = (np.sin(X[:, 0]) + 0.1 * X[:, 1] + 0.1 * RNG.normal(size=60)).astype(np.float32)
+SCALE = Scale(jnp.asarray([0, 5, 2, 3.0]), jnp.asarray([1, 10, 0.1, 2.0]))
+Z, T = (X - [0, 5, 2]) / [1, 10, 0.1], (Y - 3) / 2
+
+
+@pytest.fixture
+def as_they_are(monkeypatch):
+    """Settings stay as they are."""
+    monkeypatch.setattr(processes, "MANY_STEPS", 0)
+    monkeypatch.setattr(processes, "FEW_STEPS", 0)
+    jax.clear_caches()
+    yield
+    jax.clear_caches()
+
+
+def taught(x=X, y=Y, weight=None, half_life=None, batch=20, process=None):
+    process = processes.start(3, jnp.float32) if process is None else process
+    weight = np.ones(len(y)) if weight is None else weight
+    for at in range(0, len(y), batch):
+        rows = tuple(jnp.asarray(a[at : at + batch], jnp.float32) for a in (x, y, weight))
+        process = learn(process, SCALE, rows, half_life)
+    return process
+
+
+def exact(z, t, noise, asked, length=3**0.5):
+    """Return scikit-learn's mean and variance of the function, standardised, for settings as they begin."""
+    s, _, v = processes.USUAL
+    kernel = ConstantKernel(s, "fixed") * RationalQuadratic(length, 2.0, "fixed", "fixed")
+    kernel += ConstantKernel(v / 3, "fixed") * DotProduct(1e-5, "fixed") + ConstantKernel(processes.CONSTANT, "fixed")
+    mean, sd = GaussianProcessRegressor(kernel, alpha=noise, optimizer=None).fit(z, t).predict(asked, return_std=True)
+    return mean, sd**2
+
+
+NOISE = processes.USUAL[1] + processes.SMALLEST_NOISE
+ASKED = X[:7] + np.float32(0.05)
+
+
+def test_it_predicts_what_scikit_learn_does_and_rows_weigh_as_counts(as_they_are):
+    weight = RNG.integers(1, 4, 60).astype(float)
+    copies = np.repeat(np.arange(60), weight.astype(int))
+    mean, variance = exact(Z[copies], T[copies], NOISE, (ASKED - [0, 5, 2]) / [1, 10, 0.1])
+    said = beside(taught(weight=weight), SCALE, jnp.asarray(ASKED, jnp.float32))
+    np.testing.assert_allclose(said.mean, mean, atol=1e-4)
+    np.testing.assert_allclose(said.variance, variance, rtol=2e-3)
+
+
+def test_rows_fade_by_the_half_life_and_batches_make_no_difference(as_they_are):
+    ages = np.arange(59, -1, -1)
+    mean, _ = exact(Z, T, NOISE / 2.0 ** (-ages / 30), (ASKED - [0, 5, 2]) / [1, 10, 0.1])
+    for batch in (20, 1):
+        said = beside(taught(half_life=30.0, batch=batch), SCALE, jnp.asarray(ASKED, jnp.float32))
+        np.testing.assert_allclose(said.mean, mean, atol=1e-4)
+
+
+def test_the_oldest_rows_are_replaced_and_rows_without_weight_are_not_kept(as_they_are):
+    count = processes.ROWS + 100
+    x = np.tile(X, (11, 1))[:count] + 0.01 * RNG.normal(size=(count, 3))
+    y, weight = np.tile(Y, 11)[:count], np.ones(count)
+    weight[300] = 0
+    kept = np.delete(np.arange(count), 300)[-processes.ROWS :]
+    z = (x - [0, 5, 2]) / [1, 10, 0.1]
+    mean, _ = exact(z[kept], (y[kept] - 3) / 2, NOISE, (ASKED - [0, 5, 2]) / [1, 10, 0.1])
+    process = taught(x, y, weight)
+    process = process._replace(counts=process.counts.at[1].set(1))
+    process = taught(x[:0], y[:0], process=jax.jit(processes._fitted, static_argnums=2)(process, SCALE, None))
+    np.testing.assert_allclose(beside(process, SCALE, jnp.asarray(ASKED, jnp.float32)).mean, mean, atol=2e-3)
+
+
+def test_predictions_do_not_depend_on_the_units_asked_for():
+    process = taught()
+    other = Scale(jnp.asarray([9, 9, 9, -10.0]), jnp.asarray([3, 3, 3, 0.5]))
+    one, two = (beside(process, scale, jnp.asarray(ASKED, jnp.float32)) for scale in (SCALE, other))
+    np.testing.assert_allclose(one.mean * 2 + 3, two.mean * 0.5 - 10, rtol=1e-5)
+    np.testing.assert_allclose(one.variance * 4, two.variance * 0.25, rtol=1e-5)
+
+
+def test_settings_climb_the_marginal_likelihood():
+    rng = np.random.default_rng(1)
+    x = rng.normal(size=(200, 3)).astype(np.float32)
+    y = (np.sin(2 * x[:, 0]) + 0.05 * rng.normal(size=200)).astype(np.float32)
+    flat = Scale(jnp.zeros(4), jnp.ones(4))
+    process = processes.start(3, jnp.float32)
+    for at in range(0, 200, 20):
+        rows = jnp.asarray(x[at : at + 20]), jnp.asarray(y[at : at + 20]), jnp.ones(20)
+        process = learn(process, flat, rows, None)
+    lengths, noise = np.exp(process.settings[0, :3]), np.exp(process.settings[0, 4])
+    assert lengths[0] < 1.5 < 3 < lengths[1:].min()  # the two that do not matter become long
+    assert 0.03**2 < noise < 0.1**2  # 0.05² is true, 0.1 was the start
+
+    def evidence(settings):
+        (_, bent), line = processes._parts(settings, jnp.asarray(x), jnp.asarray(x))
+        k = np.asarray(bent + line, float)
+        k += np.eye(200) * (np.exp(float(settings[4])) + processes.SMALLEST_NOISE)
+        return -0.5 * (y @ np.linalg.solve(k, y) + np.linalg.slogdet(k)[1])
+
+    begin = processes.start(3, jnp.float32).settings[0]
+    assert evidence(process.settings[0]) > evidence(begin) + 100
+
+
+def test_slopes_are_those_of_the_covariance():
+    settings = jnp.asarray([0.3, -0.2, 0.5, 0.1, -2.0, -1.0])
+    z, weight = jnp.asarray(Z[:15], jnp.float32), jnp.asarray(RNG.uniform(0.5, 2, 15), jnp.float32)
+    G = RNG.normal(size=(15, 15))
+    G = jnp.asarray(G + G.T, jnp.float32)
+
+    def whole(settings):
+        (_, bent), line = processes._parts(settings, z, z)
+        return (G * (bent + line + jnp.diag(processes._noise(settings) / weight))).sum()
+
+    inner, bent = processes._parts(settings, z, z)[0]
+    found = processes._slopes(settings, G, inner * bent, bent, z, weight)
+    np.testing.assert_allclose(found, jax.grad(whole)(settings), rtol=1e-4, atol=1e-4)
+
+
+def test_the_share_is_the_best_one_for_the_errors_seen():
+    process = taught()
+    size, y = jnp.asarray(0.01), jnp.zeros(20)
+    rng = np.random.default_rng(2)
+    own, its = rng.normal(0, 0.1, 20), rng.normal(0, 0.05, 20)
+    said = beside(process, SCALE, jnp.asarray(ASKED, jnp.float32))._replace(mean=jnp.asarray(its, jnp.float32))
+    new = processes.scored(process, said, jnp.asarray(own, jnp.float32), y, jnp.ones(20), size)
+    a, b, c = (np.sum(one) / 0.01 for one in (own**2, own * its, its**2))
+    ridge = processes.RIDGE
+    np.testing.assert_allclose(processes.share(new), (a - b + ridge) / (a - 2 * b + c + 2 * ridge), rtol=1e-4)
+    for _ in range(30):
+        process = processes.scored(process, said, 0 * y, y, jnp.ones(20), size)  # networks without an error
+    assert processes.share(process) < 0.1
+    assert processes.share(processes.start(3, jnp.float32)) == 0  # nothing is fitted
+    wild = processes.scored(new, said, 1e30 * y + 1e30, y, jnp.ones(20), size)  # one row cannot say more than 5² errors
+    assert wild.errors[0] <= processes.MEMORY * new.errors[0] + 20 * processes.LARGEST**2 + 1e-3
+
+
+def test_after_a_jump_it_follows_new_units_or_forgets():
+    process, x = taught(), jnp.asarray(ASKED, jnp.float32)
+    new = Scale(SCALE.mean.at[-1].set(50.0), SCALE.sd.at[-1].set(6.0))
+    follows = processes.jumped(process, SCALE, new, jnp.array(True))
+    before, after = beside(process, SCALE, x), beside(follows, new, x)
+    np.testing.assert_allclose(after.mean, before.mean, rtol=1e-4, atol=1e-5)
+    again = beside(taught(X[:20], (Y[:20] - 3) * 3 + 50, process=follows), new, x)  # rows in the new units fit the old
+    np.testing.assert_allclose(again.mean, before.mean, atol=0.1)
+    forgets = processes.jumped(process, SCALE, new, jnp.array(False))
+    jax.tree.map(np.testing.assert_array_equal, forgets, processes.start(3, jnp.float32))
+
+
+def test_a_covariance_that_cannot_be_factored_leaves_no_process():
+    broken = taught()._replace(settings=jnp.full((3, 6), jnp.nan), counts=jnp.asarray([60, 1]))
+    after = taught(X[:20], Y[:20], process=broken)
+    assert after.counts[1] == 0
+    assert processes.share(after) == 0
+    assert all(np.isfinite(leaf).all() for leaf in jax.tree.leaves(after))
+    assert taught(X[:20], Y[:20], process=after).counts[1] == 100  # and it begins again
+
+
+def errors(process, seed, rows=400, turn=None):
+    rng = np.random.default_rng(seed)
+    x = rng.uniform(size=(rows, 8)).astype(np.float32)
+    u = x if turn is None else np.where(np.arange(rows)[:, None] < turn, x, x[:, ::-1])
+    y = 10 * np.sin(np.pi * u[:, 0] * u[:, 1]) + 20 * (u[:, 2] - 0.5) ** 2 + 10 * u[:, 3] + 5 * u[:, 4]
+    y = (y + rng.normal(size=rows)).astype(np.float32)
+    made = opvi.regressor(8, hidden=(10,), particles=4, process=process)
+    _, history = opvi.run(made, opvi.stream((x, y), 20), seed)
+    return np.asarray(history.info.squared_error)
+
+
+def test_few_rows_are_enough():
+    plain, better = (np.sqrt(errors(process, 3)[5:].mean()) for process in (False, True))
+    assert better < 0.7 * plain
+    assert better < 1.5  # the noise is 1
+
+
+def test_a_new_function_is_learnt_within_100_rows():
+    found = errors(True, 4, 1200, 800)
+    before, after = (np.sqrt(found[rows].mean()) for rows in (slice(25, 40), slice(45, 50)))
+    assert after < 1.25 * before
+
+
+def test_networks_of_few_columns_have_one_and_fleets_have_none():
+    assert "Gaussian process" in opvi.regressor(8).about
+    for made in (opvi.regressor(8, process=False), opvi.regressor(8, hidden=()), opvi.regressor(65)):
+        assert "Gaussian process" not in made.about
+        assert jax.eval_shape(made.init, jax.random.key(0)).process is None
+    assert not without_memory(opvi.regressor(8)).processed
+    assert without_memory(opvi.regressor(8, memory_rows=100)) == opvi.regressor(8, memory_rows=100, process=False)
+    named = {field.name: field.metadata for field in dataclasses.fields(opvi.regressor(8))}
+    assert named["process"]["off"] is False  # older files hold no such setting
+    with pytest.raises(ValueError, match="`process` is 'yes', but must be True or False"):
+        opvi.regressor(8, process="yes")
