@@ -2,6 +2,7 @@
 
 import gc
 import os
+import threading
 from importlib.metadata import version
 from pathlib import Path
 
@@ -20,6 +21,7 @@ os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")  # its threads would wait for
 import jax
 import numpy as np
 import pytest
+from jax._src.interpreters import mlir
 
 import opvi
 from opvi.running import _engine, _run
@@ -35,6 +37,21 @@ jax.config.update("jax_compilation_cache_max_size", 1 << 30)
 jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.2)
 jax.config.update("jax_numpy_rank_promotion", "raise")
 jax.config.update("jax_numpy_dtype_promotion", "strict")
+
+
+class Contexts(threading.local):
+    """A context of MLIR for a hundred programs: JAX makes a new one for each, a quarter of a small program's time."""
+
+    made, context, programs = mlir.make_ir_context, None, 0
+
+    def __call__(self) -> object:
+        if self.programs % 100 == 0:  # what programs leave in it, their constants among it, is freed now and then
+            self.context = type(self).made()
+        self.programs += 1
+        return self.context
+
+
+mlir.make_ir_context = Contexts()
 
 # The engine's first rows, its later rows and `run` have programs that differ only in how far XLA optimises them. Under
 # the flags above all three are the same, so one serves; `engines_own_programs` is for tests of the difference.
@@ -73,6 +90,7 @@ def pytest_collection_finish() -> None:
 def pytest_unconfigure() -> None:
     """Libraries that count what is left when a process ends find it collected."""
     gc.unfreeze()
+    mlir.make_ir_context.context = None
 
 
 @pytest.fixture(scope="session")
