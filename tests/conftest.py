@@ -63,12 +63,16 @@ gc.disable()  # while tests are loaded, of which nothing can be collected
 
 # The files that take longest, in about that order: a long one that comes last would leave a core idle.
 LONG = (
-    *("test_samplers.py", "docs/test_docs.py", "app/test_learning.py", "adapters/test_river.py"),
-    *("app/test_serve_process.py", "adapters/test_sklearn.py", "test_calibration.py", "scale/test_sharding.py"),
-    *("scale/test_fleet.py", "app/test_streams.py", "tracking/test_classifier.py", "tracking/test_calibration.py"),
-    *("arena/test_arena.py", "adapters/test_numpyro.py", "app/test_faults.py", "adapters/test_origin.py"),
-    *("adapters/test_numpyro_rows.py", "running/test_run.py", "tracking/test_guard.py", "adapters/test_arviz.py"),
-    "tracking/test_levels.py",
+    *("docs/test_docs.py", "adapters/test_river.py", "test_samplers.py", "app/test_learning.py"),
+    *("app/test_serve_process.py", "adapters/test_sklearn.py", "test_calibration.py", "filters/test_sl_opvi.py"),
+    *("filters/test_draws.py", "app/test_streams.py", "filters/test_survival.py", "tracking/test_classifier.py"),
+    *("scale/test_sharding.py", "app/test_scales.py", "adapters/test_numpyro.py", "tracking/test_calibration.py"),
+    *("filters/test_diagnosis.py", "paper/test_commands.py", "arena/test_arena.py"),
+    *("benchmarks/test_numpyro_models.py", "paper/test_regret_experiment.py", "paper/test_mixture.py"),
+    *("test_laws.py", "running/test_programs.py", "filters/test_modes.py", "adapters/test_origin.py"),
+    *("running/test_run.py", "app/test_faults.py", "scale/test_fleet.py", "tracking/test_memory.py"),
+    *("predictive/test_counts.py", "adapters/test_numpyro_rows.py", "tracking/test_guard.py", "app/test_tables.py"),
+    *("adapters/test_arviz.py", "flows/test_pairwise.py", "running/test_threads.py", "tracking/test_levels.py"),
 )
 
 
