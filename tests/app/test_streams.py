@@ -366,6 +366,7 @@ def test_a_table_of_postgresql(payloads, tmp_path):
 def test_kills_of_opvi_and_of_the_broker_lose_nothing(tmp_path):
     """SIGKILL at random moments; `python -m benchmarks.brokers` kills 50 times (docs/results/brokers.json)."""
     pytest.importorskip("nats", reason="needs the extra `nats`")
-    found = brokers.trial(tmp_path, 2000, 1, 1, ["--hidden", "none", "--particles", "4", "--first-rows", "200"])
+    words, suites = ["--hidden", "none", "--particles", "4", "--first-rows", "200"], Path(os.environ["OPVI_PROGRAMS"])
+    found = brokers.trial(tmp_path, 2000, 1, 1, words, cache=suites)
     assert (found["kills"], found["broker_kills"], found["same_bits"]) == (1, 1, True)
     assert found["rows_learnt"] + found["rows_rejected"] == 2000
