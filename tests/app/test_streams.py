@@ -343,12 +343,11 @@ def test_a_table_of_postgresql(payloads, tmp_path):
                 break
             except psycopg.OperationalError:
                 time.sleep(0.1)
-        connection.execute("CREATE TABLE measured (id bigserial PRIMARY KEY, a float8, colour text, y numeric)")
+        columns = "a float8, b float8, c float8, colour text, y numeric"  # as from a file: the same programs
+        connection.execute(f"CREATE TABLE measured (id bigserial PRIMARY KEY, {columns})")
         for payload in payloads[:200]:
-            row = json.loads(payload)
-            connection.execute(
-                "INSERT INTO measured (a, colour, y) VALUES (%s, %s, %s)", (row["a"], row["colour"], row["y"])
-            )
+            row = [value or None for value in json.loads(payload).values()]
+            connection.execute("INSERT INTO measured (a, b, c, colour, y) VALUES (%s, %s, %s, %s, %s)", row)
         url = f"postgresql://opvi@127.0.0.1:{port}/postgres?table=measured&key=id&until=now"
         done = learn(url, tmp_path / "run")
         connection.close()
