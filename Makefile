@@ -51,7 +51,7 @@ lint: .stamps/test .stamps/lint
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 
-docs: .stamps/docs
+docs: .stamps/test .stamps/docs
 	$(BIN)/python docs/check_numbers.py
 	$(BIN)/python -m benchmarks.stamp
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
@@ -70,11 +70,14 @@ clean:
 	@$(make_venv)
 	@mkdir -p .stamps && touch $@
 
-# All at once: pip works out the packages once, not three times. Modules are compiled on all cores, not by pip on one.
-.stamps/ci: .stamps/venv pyproject.toml
-	@$(install) --editable '.[plots,cli,serve,nats,kafka,postgresql,sklearn,river,numpyro,arviz,docs]' --group test --group lint
-	@$(BIN)/python -m compileall -q -j 0 -x '/tests?/' $(VENV)/lib src > /dev/null || true
-	@touch .stamps/test .stamps/lint .stamps/docs $@
+# What the tests need. Modules are compiled on all cores, not by pip on one: of large packages that tests import, which
+# are less than half of what is installed. Lint, pages and Spark install theirs beside the tests.
+imported = _pytest arviz blackjax equinox flax hypothesis jax jaxlib matplotlib narwhals numpy numpyro optax pandas polars \
+  rich river scipy sklearn xarray
+.stamps/ci: .stamps/test
+	@$(BIN)/python -m compileall -q -j 0 -x '/tests?/' $(addprefix $(VENV)/lib/*/site-packages/,$(imported)) src \
+	  > /dev/null || true
+	@touch $@
 
 .stamps/demo: .stamps/venv pyproject.toml
 	@$(install) --editable '.[plots,cli]'
@@ -84,18 +87,14 @@ clean:
 	@$(install) --editable '.[plots,cli,serve,nats,kafka,postgresql,sklearn,river,numpyro,arviz]' --group test
 	@touch $@
 
-# Without opvi itself, which tests may be using meanwhile: Spark is large, and CI installs it beside them.
-extra = import tomllib; print(*tomllib.load(open("pyproject.toml", "rb"))["project"]["optional-dependencies"]["spark"])
-.stamps/spark: .stamps/venv pyproject.toml
-	@$(install) $$($(BIN)/python -c '$(extra)')
+# An extra without opvi itself, which tests may be using meanwhile: CI installs these beside them.
+extra = import tomllib; print(*tomllib.load(open("pyproject.toml", "rb"))["project"]["optional-dependencies"]["$(1)"])
+.stamps/spark .stamps/docs: .stamps/%: .stamps/venv pyproject.toml
+	@$(install) $$($(BIN)/python -c '$(call extra,$*)')
 	@touch $@
 
 .stamps/lint: .stamps/venv pyproject.toml
 	@$(install) --group lint
-	@touch $@
-
-.stamps/docs: .stamps/venv pyproject.toml
-	@$(install) --editable '.[docs]'
 	@touch $@
 
 .stamps/bench: .stamps/venv pyproject.toml

@@ -95,18 +95,16 @@ def payloads_of(table: Path) -> list[bytes]:
 
 def start(url: str, folder: Path, cache: Path, more: list[str]) -> subprocess.Popen[bytes]:
     words = ["learn", url, "--target", "y", "--run", str(folder), "--resume", "--save-every", "0.05", *more]
-    environment = {
-        **os.environ,
-        "JAX_COMPILATION_CACHE_DIR": str(cache),
-        "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0",
-    }
+    environment = {**os.environ, "OPVI_PROGRAMS": str(cache)}
     command = [sys.executable, "-m", "opvi.app.cli", *words]
     return subprocess.Popen(command, env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE)
 
 
-def trial(work: Path, rows: int, times: int, broker_times: int, more: list[str], seed: int = 0) -> dict[str, Any]:
+def trial(
+    work: Path, rows: int, times: int, broker_times: int, more: list[str], seed: int = 0, cache: Path | None = None
+) -> dict[str, Any]:
     """Compare an undisturbed run with one that is killed at random, as is its broker, while rows are published."""
-    table, cache = work / "table.csv", work / "programs"
+    table, cache = work / "table.csv", cache or work / "programs"
     kills.write_table(table, rows)
     chance = random.Random(seed)
     with Broker(work / "broker") as broker:

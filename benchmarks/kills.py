@@ -51,12 +51,8 @@ def start(table: Path, folder: Path, more: list[str], cache: Path) -> subprocess
         *OPTIONS,
         *more,
     ]
-    # Compiled programs are kept, so that a process that starts again need not compile again.
-    environment = {
-        **os.environ,
-        "JAX_COMPILATION_CACHE_DIR": str(cache),
-        "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0",
-    }
+    # Programs are kept, so that a process that starts again need neither trace nor compile them again.
+    environment = {**os.environ, "OPVI_PROGRAMS": str(cache)}
     return subprocess.Popen(command, env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE)
 
 
@@ -97,9 +93,11 @@ def newest(folder: Path) -> str:
     return max((path.name for path in (folder / "checkpoints").glob("*.opvi")), default="")
 
 
-def trial(table: Path, work: Path, kills: int, more: list[str], within: float = 0.3, seed: int = 0) -> dict[str, Any]:
+def trial(
+    table: Path, work: Path, kills: int, more: list[str], within: float = 0.3, seed: int = 0, cache: Path | None = None
+) -> dict[str, Any]:
     """Compare an undisturbed run with one killed `kills` times, at random moments `within` seconds after a save."""
-    whole, killed, cache = work / "whole", work / "killed", work / "programs"
+    whole, killed, cache = work / "whole", work / "killed", cache or work / "programs"
     finish(start(table, whole, more, cache))
     chance = random.Random(seed)
     done = early = 0

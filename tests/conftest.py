@@ -2,6 +2,7 @@
 
 import gc
 import os
+import threading
 from importlib.metadata import version
 from pathlib import Path
 
@@ -20,6 +21,7 @@ os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")  # its threads would wait for
 import jax
 import numpy as np
 import pytest
+from jax._src.interpreters import mlir
 
 import opvi
 from opvi.running import _engine, _run
@@ -36,6 +38,21 @@ jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.2)
 jax.config.update("jax_numpy_rank_promotion", "raise")
 jax.config.update("jax_numpy_dtype_promotion", "strict")
 
+
+class Contexts(threading.local):
+    """A context of MLIR for a hundred programs: JAX makes a new one for each, a quarter of a small program's time."""
+
+    made, context, programs = mlir.make_ir_context, None, 0
+
+    def __call__(self) -> object:
+        if self.programs % 100 == 0:  # what programs leave in it, their constants among it, is freed now and then
+            self.context = type(self).made()
+        self.programs += 1
+        return self.context
+
+
+mlir.make_ir_context = Contexts()
+
 # The engine's first rows, its later rows and `run` have programs that differ only in how far XLA optimises them. Under
 # the flags above all three are the same, so one serves; `engines_own_programs` is for tests of the difference.
 program = _engine.program
@@ -46,12 +63,16 @@ gc.disable()  # while tests are loaded, of which nothing can be collected
 
 # The files that take longest, in about that order: a long one that comes last would leave a core idle.
 LONG = (
-    *("test_samplers.py", "docs/test_docs.py", "app/test_learning.py", "adapters/test_river.py"),
-    *("app/test_serve_process.py", "adapters/test_sklearn.py", "test_calibration.py", "scale/test_sharding.py"),
-    *("scale/test_fleet.py", "app/test_streams.py", "tracking/test_classifier.py", "tracking/test_calibration.py"),
-    *("arena/test_arena.py", "adapters/test_numpyro.py", "app/test_faults.py", "adapters/test_origin.py"),
-    *("adapters/test_numpyro_rows.py", "running/test_run.py", "tracking/test_guard.py", "adapters/test_arviz.py"),
-    "tracking/test_levels.py",
+    *("docs/test_docs.py", "adapters/test_river.py", "test_samplers.py", "app/test_learning.py"),
+    *("app/test_serve_process.py", "adapters/test_sklearn.py", "test_calibration.py", "filters/test_sl_opvi.py"),
+    *("filters/test_draws.py", "app/test_streams.py", "filters/test_survival.py", "tracking/test_classifier.py"),
+    *("scale/test_sharding.py", "app/test_scales.py", "adapters/test_numpyro.py", "tracking/test_calibration.py"),
+    *("filters/test_diagnosis.py", "paper/test_commands.py", "arena/test_arena.py"),
+    *("benchmarks/test_numpyro_models.py", "paper/test_regret_experiment.py", "paper/test_mixture.py"),
+    *("test_laws.py", "running/test_programs.py", "filters/test_modes.py", "adapters/test_origin.py"),
+    *("running/test_run.py", "app/test_faults.py", "scale/test_fleet.py", "tracking/test_memory.py"),
+    *("predictive/test_counts.py", "adapters/test_numpyro_rows.py", "tracking/test_guard.py", "app/test_tables.py"),
+    *("adapters/test_arviz.py", "flows/test_pairwise.py", "running/test_threads.py", "tracking/test_levels.py"),
 )
 
 
@@ -73,6 +94,7 @@ def pytest_collection_finish() -> None:
 def pytest_unconfigure() -> None:
     """Libraries that count what is left when a process ends find it collected."""
     gc.unfreeze()
+    mlir.make_ir_context.context = None
 
 
 @pytest.fixture(scope="session")

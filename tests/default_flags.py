@@ -2,7 +2,8 @@
 
 The suite's own flags keep XLA from optimising, so that it fuses nothing in one way here and in another there. In this
 process the flags are XLA's defaults. The arguments are names of samplers; those for which a way gave other bits are
-printed. `plain` as the first argument puts `jax.jit` in the place of `compiled`.
+printed on a line. After the argument `plain` those that follow are compared, for a line of their own, with `jax.jit` in
+the place of `compiled`.
 """
 
 import sys
@@ -67,7 +68,8 @@ def given_to_compiled(function):
 
 
 def with_plain_jit():
-    """Put `jax.jit` in the place of `compiled`, in every module and in its classes."""
+    """Put `jax.jit` in the place of `compiled`, in every module and in its classes, and forget what was compiled."""
+    jax.clear_caches()
     for module in [module for name, module in sys.modules.items() if name.startswith("opvi.")]:
         classes = [owner for owner in vars(module).values() if isinstance(owner, type)]
         for owner in (module, *classes):
@@ -78,8 +80,9 @@ def with_plain_jit():
 
 
 if __name__ == "__main__":
-    names = sys.argv[1:]
-    if names[0] == "plain":
-        with_plain_jit()
-        names = names[1:]
-    print(*(name for name in names if not bits_agree(*CASES[name])))
+    for name in sys.argv[1:]:
+        if name == "plain":
+            with_plain_jit()
+            print()
+        elif not bits_agree(*CASES[name]):
+            print(name, end=" ")

@@ -52,11 +52,9 @@ def test_ranks_of_the_truth_are_uniform(name):
             y = x @ w + jnp.sqrt(0.5) * jax.random.normal(three, (ROWS,))
         else:
             y = jnp.where(jax.random.uniform(three, (ROWS,)) < jax.nn.sigmoid(x @ w), 1.0, -1.0)
+        rows = opvi.Batch((x.reshape(-1, BATCH, 2), y.reshape(-1, BATCH)), jnp.ones((ROWS // BATCH, BATCH)))
         state = sampler.init(four, particles)
-        for i in range(0, ROWS, BATCH):
-            rows = opvi.Batch((x[i : i + BATCH], y[i : i + BATCH]), jnp.ones(BATCH))
-            state, _ = sampler.step(key, state, rows)
-        return w, state
+        return w, jax.lax.scan(lambda state, batch: (sampler.step(key, state, batch)[0], None), state, rows)[0]
 
     truth, states = jax.jit(lambda keys: jax.lax.map(world, keys))(jax.random.split(jax.random.key(1), WORLDS))
     # One by one: chains that have not arrived take longer, and should not keep those of other worlds waiting.

@@ -203,12 +203,18 @@ def test_resumed_equals_uninterrupted(case):
 
 
 def differing_under_default_flags(*arguments, emitters=""):
-    """The samplers named for which not every way to step gives the same bits where XLA optimises."""
+    """The samplers named for which not every way to step gives the same bits where XLA optimises, line by line."""
     environment = {**os.environ, "XLA_FLAGS": emitters}
     command = [sys.executable, "-m", "tests.default_flags", *arguments]
     done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
-    return done.stdout.split()
+    return [line.split() for line in done.stdout.split("\n")]
+
+
+@pytest.fixture(scope="module")
+def flows_that_differ():
+    """Under XLA's defaults, first as they are, then with `jax.jit` in the place of `compiled`; in one process."""
+    return differing_under_default_flags("langevin", "gfsd", "plain", "langevin")
 
 
 @each_kind
@@ -222,26 +228,26 @@ def test_the_step_is_made_by_compiled(case):
 
 
 @pytest.mark.slow
-def test_every_way_to_step_gives_the_same_bits_under_default_flags():
+def test_every_way_to_step_gives_the_same_bits_under_default_flags(flows_that_differ):
     """Loop = scan = run = resumed."""
-    assert differing_under_default_flags("langevin", "gfsd") == []
+    assert flows_that_differ[0] == []
 
 
 @pytest.mark.slow
 def test_every_way_to_step_gives_the_same_bits_of_a_tracker():
     """Loop = scan = run = resumed, with XLA's defaults but for the emitters, which opvi itself asks for (`_cpu`)."""
     older = "--xla_cpu_use_fusion_emitters=false" if jax.__version__.startswith("0.10.") else ""
-    assert differing_under_default_flags("regressor", "classifier", emitters=older) == []
+    assert differing_under_default_flags("regressor", "classifier", emitters=older) == [[]]
 
 
 @pytest.mark.slow
-def test_plain_jit_does_not_give_the_same_bits():
+def test_plain_jit_does_not_give_the_same_bits(flows_that_differ):
     """So the tests before this one can fail: they would with `jax.jit` in the place of `compiled`.
 
     What rounds in another way is a scan that drops the info of steps on a network. With info kept, as `run` keeps it,
     plain `jax.jit` agrees too (JAX 0.10): such a comparison alone guards nothing.
     """
-    assert differing_under_default_flags("plain", "langevin") == ["langevin"]
+    assert flows_that_differ[1] == ["langevin"]
 
 
 @each_case

@@ -13,7 +13,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from benchmarks import faults
+from benchmarks import faults, kills
 from opvi.app.learn import RunDirectory, RunError
 from opvi.app.learn import _learner as learner
 from opvi.running import CheckpointError
@@ -47,11 +47,12 @@ class Faults:
 
 @pytest.fixture
 def table(tmp_path):
-    rng = np.random.default_rng(0)
-    lines = [f"{a:.6f},{2 * a + b:.6f}\n" for a, b in rng.normal(size=(200, 2))]
-    lines[150] = "broken,1\n"
+    """200 rows of the columns in `test_learning`, which has their programs; one is broken."""
     path = tmp_path / "table.csv"
-    path.write_text("x,y\n" + "".join(lines))
+    kills.write_table(path, 200)
+    lines = path.read_text().splitlines(keepends=True)
+    lines[151] = "broken,1,1,red,1\n"
+    path.write_text("".join(lines))
     return path
 
 

@@ -112,8 +112,9 @@ def test_a_run_stopped_again_and_again_ends_with_the_same_bits(table, whole, tmp
 @pytest.mark.slow
 def test_kills_lose_nothing(tmp_path):
     """SIGKILL at random moments, twice; `python -m benchmarks.kills` kills 50 times (docs/results/kills.json)."""
-    kills.write_table(tmp_path / "table.csv", 8_000)
-    found = kills.trial(tmp_path / "table.csv", tmp_path, 2, OPTIONS[2:], within=0.05)
+    kills.write_table(tmp_path / "table.csv", 4_000)
+    suites = Path(os.environ["OPVI_PROGRAMS"])
+    found = kills.trial(tmp_path / "table.csv", tmp_path, 2, OPTIONS[2:], within=0.05, cache=suites)
     assert found == {"kills": 2, "same_bits": True}
 
 

@@ -343,12 +343,11 @@ def test_a_table_of_postgresql(payloads, tmp_path):
                 break
             except psycopg.OperationalError:
                 time.sleep(0.1)
-        connection.execute("CREATE TABLE measured (id bigserial PRIMARY KEY, a float8, colour text, y numeric)")
+        columns = "a float8, b float8, c float8, colour text, y numeric"  # as from a file: the same programs
+        connection.execute(f"CREATE TABLE measured (id bigserial PRIMARY KEY, {columns})")
         for payload in payloads[:200]:
-            row = json.loads(payload)
-            connection.execute(
-                "INSERT INTO measured (a, colour, y) VALUES (%s, %s, %s)", (row["a"], row["colour"], row["y"])
-            )
+            row = [value or None for value in json.loads(payload).values()]
+            connection.execute("INSERT INTO measured (a, b, c, colour, y) VALUES (%s, %s, %s, %s, %s)", row)
         url = f"postgresql://opvi@127.0.0.1:{port}/postgres?table=measured&key=id&until=now"
         done = learn(url, tmp_path / "run")
         connection.close()
@@ -366,6 +365,7 @@ def test_a_table_of_postgresql(payloads, tmp_path):
 def test_kills_of_opvi_and_of_the_broker_lose_nothing(tmp_path):
     """SIGKILL at random moments; `python -m benchmarks.brokers` kills 50 times (docs/results/brokers.json)."""
     pytest.importorskip("nats", reason="needs the extra `nats`")
-    found = brokers.trial(tmp_path, 2000, 1, 1, ["--hidden", "none", "--particles", "4", "--first-rows", "200"])
+    words, suites = ["--hidden", "none", "--particles", "4", "--first-rows", "200"], Path(os.environ["OPVI_PROGRAMS"])
+    found = brokers.trial(tmp_path, 2000, 1, 1, words, cache=suites)
     assert (found["kills"], found["broker_kills"], found["same_bits"]) == (1, 1, True)
     assert found["rows_learnt"] + found["rows_rejected"] == 2000

@@ -156,11 +156,12 @@ def test_what_is_left_of_errors():
 
 
 def test_modes_of_few_particles_count_to_the_nearest_large_one():
+    found = jax.jit(large_modes)
     z = np.concatenate([np.linspace(0, 1, 40), np.linspace(50, 51, 40), [-40, 100]])
-    same = np.asarray(large_modes(jnp.asarray(z[:, None], jnp.float32)))
+    same = np.asarray(found(jnp.asarray(z[:, None], jnp.float32)))
     assert same[0, 39] == same[0, 80] == same[41, 81] == 1
     assert same[80, 81] == same[0, 41] == same[0, 81] == 0
     narrow = np.concatenate([np.linspace(0, 1e-3, 40), 1 + np.linspace(0, 1e-3, 40)])
-    assert np.asarray(large_modes(jnp.asarray(narrow[:, None], jnp.float32))).sum() == 2 * 40**2
+    assert np.asarray(found(jnp.asarray(narrow[:, None], jnp.float32))).sum() == 2 * 40**2
     uneven = np.repeat(np.linspace(0, 1, 20), 2) + np.tile([0, 1e-6], 20)  # nearest neighbours are copies
-    assert np.asarray(large_modes(jnp.asarray(uneven[:, None], jnp.float32))).all()
+    assert np.asarray(found(jnp.asarray(uneven[:, None], jnp.float32))).all()

@@ -256,8 +256,10 @@ def test_what_is_believed_does_not_depend_on_the_units_in_use():
     state, _ = stepped(sampler.init(KEY), X, y)
     state = state._replace(gates=state.gates._replace(factor=jnp.array([0.2, 1.0, 0.6])))  # networks see faded columns
     mean, sd = state.scale
-    moved = units.to_new_scale(sampler, state, Scale(mean + 0.5 * sd, sd * np.array([2, 0.5, 1.5, 3], np.float32)))
+    to_new_scale = jax.jit(units.to_new_scale, static_argnums=0)
+    moved = to_new_scale(sampler, state, Scale(mean + 0.5 * sd, sd * np.array([2, 0.5, 1.5, 3], np.float32)))
 
+    @jax.jit
     def believed(state):
         x = jnp.asarray(X[:50], jnp.float32)
         z, _ = learning.standardised(state, x, jnp.zeros(50))
@@ -267,7 +269,7 @@ def test_what_is_believed_does_not_depend_on_the_units_in_use():
 
     for new, old in zip(believed(moved), believed(state), strict=True):
         np.testing.assert_allclose(new, old, rtol=2e-3)
-    awake = units.to_new_scale(sampler, state, state.scale, awake=jnp.array(True))
+    awake = to_new_scale(sampler, state, state.scale, awake=jnp.array(True))
     np.testing.assert_array_equal(awake.gates.factor, 1)
     (same, doubt), (mean, variance) = believed(awake), believed(state)
     np.testing.assert_allclose(same, mean, rtol=2e-3)
