@@ -18,7 +18,7 @@ _learning = 0  # calls that are learning now
 _before: dict[Any, int] = {}  # how many threads each library had before the first of them
 
 
-def compiler_options(quick: bool) -> dict[str, int | bool | str] | None:
+def compiler_options(quick: bool, long_loops: bool = False) -> dict[str, int | bool | str] | None:
     """Return the XLA options for programs that opvi compiles itself; None on other devices.
 
     Its older emitters of fused loops, which end with JAX 0.10, take half the time and less than half the memory, for
@@ -33,10 +33,10 @@ def compiler_options(quick: bool) -> dict[str, int | bool | str] | None:
         options["xla_cpu_use_fusion_emitters"] = False
     if quick or LEVEL not in os.environ.get("XLA_FLAGS", ""):
         options[LEVEL] = 0 if quick else 1
-    if quick:
+    if quick and not long_loops:  # it takes longer to tidy them up than to run them
         options["xla_disable_hlo_passes"] = LOOPS
-        if jax.__version_info__ < (0, 11):  # not tried with later ones, which refuse options they do not know
-            options["xla_cpu_parallel_codegen_split_count"] = 1
+    if quick and jax.__version_info__ < (0, 11):  # later ones, not tried, refuse options they do not know
+        options["xla_cpu_parallel_codegen_split_count"] = 1
     return options
 
 
