@@ -77,10 +77,41 @@ def test_engines_and_runs_learn_with_one_blas_thread(libraries, monkeypatch):
     assert seen == [1, 4, 1, 4]
 
 
-def test_xla_knows_what_it_is_asked_for():
-    for quick in (False, True):
-        double = jax.jit(lambda x: 2 * x, compiler_options=compiler_options(quick))
-        assert double(3.0) == 6.0
+@pytest.mark.parametrize("quick", [False, True])
+@pytest.mark.parametrize("long_loops", [False, True])
+def test_xla_knows_what_it_is_asked_for(monkeypatch, quick, long_loops):
+    monkeypatch.delenv("XLA_FLAGS")
+    double = jax.jit(lambda x: 2 * x, compiler_options=compiler_options(quick, long_loops))
+    assert double(3.0) == 6.0
+
+
+def test_a_level_of_optimisation_in_the_flags_is_left_as_it_is(monkeypatch):
+    monkeypatch.setenv("XLA_FLAGS", "--xla_cpu_enable_fast_math=false")
+    assert [compiler_options(quick)[_cpu.LEVEL] for quick in (False, True)] == [1, 0]
+    monkeypatch.setenv("XLA_FLAGS", f"--{_cpu.LEVEL}=3")
+    assert _cpu.LEVEL not in compiler_options(False)
+    assert compiler_options(True)[_cpu.LEVEL] == 0
+
+
+def test_only_quick_programs_whose_loops_are_short_keep_them_as_they_are():
+    kept = [
+        "xla_disable_hlo_passes" in compiler_options(*given)
+        for given in ((True, False), (True, True), (False, False), (False, True))
+    ]
+    assert kept == [True, False, False, False]
+
+
+def test_memory_is_given_back_where_the_c_library_can(monkeypatch):
+    class Library:
+        def __init__(self, name):
+            self.malloc_trim = asked.append
+
+    asked: list[int] = []
+    monkeypatch.setattr(_cpu.ctypes, "CDLL", Library)
+    _cpu.give_back()
+    assert asked == [0]
+    monkeypatch.setattr(_cpu.ctypes, "CDLL", lambda name: object())  # not glibc
+    _cpu.give_back()
 
 
 def test_the_inline_device_has_computed_when_the_call_returns(monkeypatch):

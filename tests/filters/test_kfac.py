@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 import opvi
+from opvi.filters._kfac import in_turn
 
 KEY = jax.random.key(0)
 
@@ -54,6 +55,26 @@ def test_equal_targets_are_one_group():
     alone, _ = one.step(KEY, one.init(KEY, w), batch)
     both, _ = two.step(KEY, two.init(KEY, w), batch)
     np.testing.assert_allclose(alone.particles, both.particles, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("wander", [False, True])
+def test_samplers_in_turn_learn_what_each_learns_alone(wander):
+    """Two differ in their half-life, the third in its target."""
+    first = opvi.mlp(2, (4,), opvi.categorical(), outputs=3, prior_variance=None)
+    other = opvi.mlp(2, (4,), opvi.categorical(), outputs=3, prior_variance=None, activation=jax.nn.relu)
+    samplers = [
+        opvi.kfac(target, half_life=half_life, wander=wander)
+        for target, half_life in ((first, 10.0), (other, 10.0), (first, 500.0))
+    ]
+    rng = np.random.default_rng(0)
+    states = [sampler.init(jax.random.key(seed), 3) for seed, sampler in enumerate(samplers)]
+    for _ in range(3):
+        batch = opvi.batch((rng.normal(size=(20, 2)).astype(np.float32), rng.integers(0, 3, 20)))
+        alone = [sampler.step(KEY, state, batch) for sampler, state in zip(samplers, states, strict=True)]
+        together = in_turn(samplers, KEY, states, batch)
+        jax.tree.map(np.testing.assert_array_equal, together, alone)
+        states = [state for state, _ in together]
+    assert not np.array_equal(states[0].factors[0].inverse, states[2].factors[0].inverse)
 
 
 def test_particles_are_factorised_one_by_one():

@@ -1,5 +1,6 @@
 """Compiled programs are kept on disk for the next process, unless somebody says otherwise."""
 
+import gc
 import json
 import os
 import subprocess
@@ -151,3 +152,41 @@ def test_the_results_of_tracing_are_bounded_and_whole(tmp_path, monkeypatch):
     (tmp_path / "traced" / "d").write_bytes(bytes(32) + b"d")
     assert traced._read(tmp_path / "traced" / "d") is None
     assert traced._read(tmp_path / "traced" / "a") is None
+
+
+def test_nothing_is_collected_while_a_program_is_traced():
+    """Tracing makes a million objects that stay: to look for garbage among them takes a twentieth of a first answer."""
+
+    def function(fails):
+        seen.append(gc.isenabled())
+        if fails:
+            raise KeyError
+
+    seen: list[bool] = []
+    assert gc.isenabled()
+    traced.traced(function, (False,), ())
+    with pytest.raises(KeyError):
+        traced.traced(function, (True,), ())
+    assert seen == [False, False]
+    assert gc.isenabled()
+    gc.disable()
+    try:
+        traced.traced(function, (False,), ())
+        assert not gc.isenabled()
+    finally:
+        gc.enable()
+
+
+def test_memory_is_given_back_after_programs_that_took_long(monkeypatch):
+    asked = []
+    monkeypatch.setattr(programs, "give_back", lambda: asked.append(1))
+    event = "/jax/core/compile/backend_compile_duration"
+    for name, seconds in ((event, 0.1), ("/jax/core/compile/jaxpr_trace_duration", 2.0), (event, 0.5)):
+        programs._made(name, seconds, fun_name="jit(advanced)")
+    assert asked == [1]
+    programs._tidy.cache_clear()
+    heard = []
+    monkeypatch.setattr(jax.monitoring, "register_event_duration_secs_listener", heard.append)
+    for _ in range(2):
+        programs.keep_programs()
+    assert heard == [programs._made]

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 import opvi
 from opvi.filters._linear_ekf import linear_ekf, predict_linear
 from opvi.tracking._classifier import classifier, cut_rows
+from opvi.tracking._probabilities import log_probabilities, of_networks
 
 KEY = jax.random.key(0)
 FEATURES, CLASSES = 3, 3
@@ -296,3 +297,17 @@ def test_wandering_weights_stay_bounded_and_doubtful():
     far = predict_linear(state, jnp.full((1, 2), 2.0), 3).log_probabilities()
     near = predict_linear(state, jnp.zeros((1, 2)), 3).log_probabilities()
     assert float(far[0, 0, 0]) < float(near[0, 0, 0])  # less sure where it has seen nothing
+
+
+def test_networks_of_one_target_answer_together_and_learn_in_one_loop():
+    """XLA compiles a function anew for each of its calls: four networks of two kinds are two steps, not four."""
+    sampler = classifier(3, 2, hidden=(4,), particles=8)
+    state = sampler.init(jax.random.key(0))
+    z = np.random.default_rng(0).normal(size=(5, 3)).astype(np.float32)
+    pairs = [(net.target, s.particles) for net, s in zip(sampler.networks, state.networks, strict=True)]
+    each = np.stack([log_probabilities(*pair, z) for pair in pairs])
+    assert not np.allclose(each[0], each[2])
+    np.testing.assert_allclose(of_networks(pairs, z), each, rtol=1e-6)
+    batch = opvi.batch((z, np.array([0, 1, 1, 0, 1])))
+    program = str(jax.make_jaxpr(sampler.step)(jax.random.key(0), state, batch))
+    assert program.count("name=_step") == 2 * 2  # each is a call within a call

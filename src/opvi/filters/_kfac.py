@@ -57,6 +57,9 @@ class KFACState(NamedTuple):
     rows: Array
 
 
+Learnt = tuple[KFACState, StepInfo]
+
+
 class Seen(NamedTuple):
     """Activations and gradients of all particles at each layer, for a batch."""
 
@@ -215,6 +218,29 @@ def kfac(
     usual = PARTICLES // len(targets) * len(targets)
     robust = checked_robust(robust)
     return KFAC(one, tuple(others), damping, half_life, wander, largest_change, particles=usual, robust=robust)
+
+
+def in_turn(samplers: Sequence[KFAC], key: Key, states: Sequence[KFACState], batch: Batch) -> list[Learnt]:
+    """Return what the steps of several samplers return.
+
+    Those that differ only in their half-life share a loop: XLA would compile the same function again for each call.
+    """
+    done: dict[int, Learnt] = {}
+    for one in dict.fromkeys(replace(sampler, half_life=math.inf) for sampler in samplers):
+        alike = [i for i, sampler in enumerate(samplers) if replace(sampler, half_life=math.inf) == one]
+        if len(alike) == 1:
+            done[alike[0]] = samplers[alike[0]].step(key, states[alike[0]], batch)
+            continue
+        stacked = jax.tree.map(lambda *leaves: jnp.stack(leaves), *(states[i] for i in alike))
+        half_lives = jnp.asarray([samplers[i].half_life for i in alike], stacked.particles.dtype)
+        learnt = jax.lax.map(partial(_stepped, one, key, batch), (stacked, half_lives))
+        done |= {i: jax.tree.map(itemgetter(place), learnt) for place, i in enumerate(alike)}
+    return [done[i] for i in range(len(samplers))]
+
+
+def _stepped(sampler: KFAC, key: Key, batch: Batch, given: tuple[KFACState, Scalar]) -> Learnt:
+    state, half_life = given
+    return sampler._step(key, state, batch, half_life)
 
 
 def _by_target(sampler: KFAC, function: Callable[[Bent, Tree], Tree], of_particles: Tree) -> Tree:

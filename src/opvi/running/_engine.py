@@ -105,7 +105,7 @@ def program(
         return traced(function, arguments[:settings], arguments[settings:])
 
     kept.__name__ = function.__name__
-    options, donated = compiler_options(quick), () if in_place is None else (in_place,)
+    options, donated = compiler_options(quick, function is answer), () if in_place is None else (in_place,)
     return jax.jit(kept, static_argnums=tuple(range(settings)), donate_argnums=donated, compiler_options=options)
 
 

@@ -4,9 +4,13 @@ import hashlib
 import os
 import platform
 import sys
+from functools import cache
 from pathlib import Path
 
 import jax
+import jax.monitoring
+
+from opvi._cpu import give_back
 
 SWITCH = "OPVI_PROGRAMS"  # "off", or the folder
 LARGEST = 1 << 29  # bytes that the folder may take; the programs used longest ago make room
@@ -30,6 +34,7 @@ def keep_programs() -> Path | None:
     decides.
     """
     global _asked, _folder
+    _tidy()
     wanted = os.environ.get(SWITCH, "")
     if _asked or wanted.lower() in ("off", "0", "no") or jax.config.values["jax_compilation_cache_dir"]:
         return None
@@ -47,6 +52,17 @@ def keep_programs() -> Path | None:
     jax.config.update("jax_compilation_cache_dir", str(folder))
     _folder = folder
     return folder
+
+
+@cache
+def _tidy() -> None:
+    """After each program that took long to compile or to read, give back the memory that it took."""
+    jax.monitoring.register_event_duration_secs_listener(_made)
+
+
+def _made(event: str, duration_secs: float, **_: object) -> None:
+    if event.endswith("backend_compile_duration") and duration_secs > WORTH_KEEPING:
+        give_back()
 
 
 def _user_cache() -> Path:

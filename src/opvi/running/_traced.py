@@ -5,12 +5,14 @@ each of them, which takes longer than reading it. Here the result of tracing is 
 shapes of its arguments and opvi's own sources.
 """
 
+import gc
 import hashlib
 import json
 import os
 import sys
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from functools import cache
 from importlib.metadata import version
 from importlib.util import find_spec
@@ -35,6 +37,23 @@ def traced(function: Callable[..., Tree], settings: tuple[Any, ...], arguments: 
     Nothing is kept, and the function is traced as ever, if no programs are kept, without `flatbuffers`, on several
     devices, and for settings that hold functions of the user.
     """
+    with _uncollected():
+        return _by_disk(function, settings, arguments)
+
+
+@contextmanager
+def _uncollected() -> Iterator[None]:
+    """Within this block garbage is not collected: tracing makes a million objects, and nearly all of them stay."""
+    collects = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if collects:
+            gc.enable()
+
+
+def _by_disk(function: Callable[..., Tree], settings: tuple[Any, ...], arguments: tuple[Tree, ...]) -> Tree:
     path = _place(function, settings, arguments)
     if path is None:
         return function(*settings, *arguments)

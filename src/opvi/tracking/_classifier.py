@@ -13,7 +13,7 @@ from opvi._forks import Unforked
 from opvi._steps import LARGEST_COUNT, StepInfo, compiled, in_one_program, one_more, pieces
 from opvi.filters import LinearState, kfac, linear_ekf
 from opvi.filters._covariance import exactly
-from opvi.filters._kfac import KFAC, KFACState
+from opvi.filters._kfac import KFAC, KFACState, in_turn
 from opvi.filters._linear_ekf import LinearEKF
 from opvi.predictive import Categorical, Predictive
 from opvi.targets import Target, cast, categorical, mlp
@@ -26,7 +26,7 @@ from opvi.tracking import _temperature as temperature
 from opvi.tracking._bank import start as even_weights
 from opvi.tracking._bank import update as reweigh
 from opvi.tracking._layers import checked_widths
-from opvi.tracking._probabilities import chosen, log_probabilities, slopes
+from opvi.tracking._probabilities import chosen, of_networks, slopes
 from opvi.types import Array, ArrayLike, Batch, Key, Particles, Predicted, Scalar, Start, shapes_of
 
 ROWS = 20  # learnt from at once; larger batches are cut
@@ -288,9 +288,7 @@ def _pairs(sampler: Classifier, state: ClassifierState) -> list[tuple[Target, Pa
 
 def _networks(sampler: Classifier, state: ClassifierState, z: Array) -> Array | None:
     """Return log probabilities of every network `[K, n, B, C]` at scaled inputs."""
-    if not state.networks:
-        return None
-    return jnp.stack([log_probabilities(target, w, z) for target, w in _pairs(sampler, state)])
+    return of_networks(_pairs(sampler, state), z) if state.networks else None
 
 
 @partial(jax.jit, static_argnums=0)
@@ -308,7 +306,7 @@ def _learn_models(
     sampler: Classifier, key: Key, state: ClassifierState, batch: Batch
 ) -> tuple[tuple[KFACState, ...], LinearState | None, list[StepInfo]]:
     """Return the networks and filters after a batch of scaled rows, and what they report."""
-    done = [net.step(key, s, batch) for net, s in zip(sampler.networks, state.networks, strict=True)]
+    done = in_turn(sampler.networks, key, state.networks, batch)
     lines, infos = state.linear, [info for _, info in done]
     if sampler.filters is not None and lines is not None:
         lines, info = sampler.filters.step(key, lines, batch)

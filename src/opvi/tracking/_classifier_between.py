@@ -28,7 +28,7 @@ from opvi.tracking import _temperature as temperature
 from opvi.tracking._bank import update as reweigh
 from opvi.tracking._classifier import Classifier, ClassifierInfo, ClassifierState, cut_rows, valid_rows
 from opvi.tracking._metric import Metric
-from opvi.tracking._probabilities import chosen, log_probabilities
+from opvi.tracking._probabilities import chosen, of_networks
 from opvi.types import Array, ArrayLike, Batch, Key, Particles, Predicted
 
 
@@ -144,8 +144,7 @@ class ClassifierBetween(Classifier):
 def _members(sampler: ClassifierBetween, state: BetweenState, x: Array) -> tuple[Array, Array]:
     """Return log probabilities of every particle `[n, B, C]` and every tracker `[K, B, C]`."""
     z, held = mixture.scaled(state.moments, x), cast(Held, state.held)
-    pairs = zip(sampler.networks, held.networks, strict=True)
-    log_p = jnp.stack([log_probabilities(net.target, w, z) for net, w in pairs])
+    log_p = of_networks([(net.target, w) for net, w in zip(sampler.networks, held.networks, strict=True)], z)
     memory: Any = state.memory
     if memory is not None:
         memory = memory._replace(all=held.store, metric=held.metric)

@@ -21,6 +21,16 @@ def log_probabilities(target: Target, particles: Particles, z: Array) -> Array:
     return jax.lax.map(one, particles) if len(z) > AT_ONCE else jax.vmap(one)(particles)
 
 
+def of_networks(networks: Sequence[tuple[Target, Particles]], z: Array) -> Array:
+    """Return the log probabilities of every particle of several networks, `[K, n, B, C]`; equal targets go together."""
+    said: dict[int, Array] = {}
+    for target in dict.fromkeys(target for target, _ in networks):
+        alike = [i for i, (other, _) in enumerate(networks) if other == target]
+        together = log_probabilities(target, jnp.concatenate([networks[i][1] for i in alike]), z)
+        said |= dict(zip(alike, jnp.split(together, len(alike)), strict=True))
+    return jnp.stack([said[i] for i in range(len(networks))])
+
+
 def in_pieces(said: Callable[[Array], Array]) -> Callable[[Array], Array]:
     """Return a function `[B, F]` → `[K, B, C]` that processes many rows in pieces of a power of two."""
 
@@ -42,7 +52,7 @@ def slopes(networks: Sequence[tuple[Target, Particles]], z: Array, y: Array) -> 
     """Return the gradients, in z `[B, F]`, of the labels' log probabilities in the even mixture of all networks."""
 
     def log_score(z: Array) -> Array:
-        log_p = jnp.concatenate([log_probabilities(target, particles, z) for target, particles in networks])
-        return logsumexp(chosen(log_p, y), axis=0).sum()
+        log_p = of_networks(networks, z)
+        return logsumexp(chosen(log_p.reshape(-1, *log_p.shape[2:]), y), axis=0).sum()
 
     return jax.grad(log_score)(z) if networks else jnp.zeros_like(z)
