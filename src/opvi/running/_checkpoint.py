@@ -30,7 +30,12 @@ from opvi.types import Tree
 
 MAGIC, VERSION = b"opvi checkpoint\n", 2
 # What samplers did not have before, and the setting that says whether they do.
-NEWER = {"memory": "one: see `memory_rows`", "gates": "them: see `fading_above`", "levels": "them: see `levels`"}
+NEWER = {
+    "memory": "one: see `memory_rows`",
+    "gates": "them: see `fading_above`",
+    "levels": "them: see `levels`",
+    "seats": "them: see `seats`",
+}
 HEADER = struct.Struct("<16sI32sQ")  # the magic, the version, SHA-256 of what follows, length of the description
 LARGEST_DESCRIPTION = 1 << 28  # bytes
 WHOLE = {f"{sign}int{bits}" for sign in ("", "u") for bits in (8, 16, 32, 64)}
