@@ -3,13 +3,11 @@ r"""Fades out columns that do not help: a factor for each input, learnt from pre
 Let $g_j = z_j\, \partial f / \partial z_j$ be what column j adds to a prediction, and e the error of that prediction.
 $\sum e g_j$ is 0 for a column whose part is right, and $-\sum g_j^2$ for one that adds nothing but noise. The factor
 follows the regression of e on $g_j$, and returns when the column begins to help. A column that errors correlate with,
-with its square, or in tables of middling width with its product with another, does not fade and returns: networks need
-many rows to learn from it.
+or with its square, does not fade and returns: networks need many rows to learn from it.
 """
 
 from typing import NamedTuple
 
-import jax
 import jax.numpy as jnp
 
 from opvi.types import Array, Scalar
@@ -38,14 +36,12 @@ class Gates(NamedTuple):
     seen: Scalar  # rows
     linear: Array | float = 0.0  # [F]: of errors and inputs
     bent: Array | float = 0.0  # [F]: of errors and squared inputs
-    pairs: Array | None = None  # [F, F]: of errors and products of two inputs, where those are looked at
 
 
-def start(columns: int, dtype: jnp.dtype, pairs: bool = False) -> Gates:
-    """Return gates under which every column counts fully; with `pairs`, errors are compared with products, too."""
-    zero, nothing = jnp.zeros(columns, dtype), jnp.zeros((), dtype)
-    both = jnp.zeros((columns, columns), dtype) if pairs else None
-    return Gates(jnp.ones(columns, dtype), zero, zero, nothing, nothing, zero, zero, both)
+def start(columns: int, dtype: jnp.dtype) -> Gates:
+    """Return gates under which every column counts fully."""
+    zero = jnp.zeros(columns, dtype)
+    return Gates(jnp.ones(columns, dtype), zero, zero, jnp.zeros((), dtype), jnp.zeros((), dtype), zero, zero)
 
 
 def through(gates: Gates | None, z: Array) -> Array:
@@ -81,17 +77,13 @@ def update(gates: Gates, z: Array, contributions: Array, error: Array, weight: A
     whole, known = jnp.clip(z / gates.factor[None], -LARGEST, LARGEST), (error * weight)[:, None]
     linear = keep * gates.linear + (whole * known).sum(0)
     bent = keep * gates.bent + ((whole**2 - 1) / jnp.sqrt(2.0) * known).sum(0)
-    most, pairs = jnp.maximum(jnp.abs(linear), jnp.abs(bent)), gates.pairs
-    if pairs is not None:
-        pairs = keep * pairs + jnp.matmul((whole * known).T, whole, precision="highest") * (1 - jnp.eye(len(most)))
-        most = jnp.maximum(most, jnp.abs(pairs).max(1))
-    clear = most > CLEAR * jnp.sqrt(squared)
+    clear = jnp.maximum(jnp.abs(linear), jnp.abs(bent)) > CLEAR * jnp.sqrt(squared)
     push = jnp.where(clear, 1, jnp.maximum(slope, 0) + _down(slope, product, square, squared / jnp.maximum(seen, 1)))
     smallest = FEW_SMALLEST if len(slope) <= FEW else SMALLEST
     factor = jnp.clip(gates.factor * jnp.exp(RATE * share * jnp.clip(push, -1, 1)), smallest, 1)
-    new = Gates(factor, product, square, squared, seen, linear, bent, pairs)
-    good = jnp.isfinite(factor.sum() + product.sum() + square.sum() + squared + most.sum())
-    return jax.tree.map(lambda a, b: jnp.where(good, a, b), new, gates)
+    new = Gates(factor, product, square, squared, seen, linear, bent)
+    good = jnp.isfinite(factor.sum() + product.sum() + square.sum() + squared + linear.sum() + bent.sum())
+    return Gates(*(jnp.where(good, a, b) for a, b in zip(new, gates, strict=True)))
 
 
 def _down(slope: Array, product: Array, square: Array, error: Scalar) -> Array:

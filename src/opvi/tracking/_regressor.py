@@ -164,11 +164,11 @@ def regressor(
             few times and early, and have more units once at most 10 columns help. Not if `hidden` or `budget` is given.
     """
     kept = checked_rows(memory_rows)
+    if not isinstance(fading_above, int) or isinstance(fading_above, bool) or fading_above < 0:
+        raise ValueError(f"`fading_above` is {fading_above!r}, but must be a whole number of columns of at least 0.")
     places = chosen_seats(features, hidden, budget, kept, fading_above) if seats else 0
     widths, particles, budget = chosen_sizes(features, hidden, particles, budget, places)
     _check(features, particles, half_life, warm_up, budget)
-    if not isinstance(fading_above, int) or isinstance(fading_above, bool) or fading_above < 0:
-        raise ValueError(f"`fading_above` is {fading_above!r}, but must be a whole number of columns of at least 0.")
     for name, value in (("levels", levels), ("seats", seats)):
         if not isinstance(value, bool | np.bool_):
             raise ValueError(f"`{name}` is {value!r}, but must be True or False.")

@@ -386,7 +386,7 @@ def start(sampler: Networks, w: Particles) -> RegressorState:
         jnp.zeros((), dtype),
         zero,
         zero,
-        gates.start(sampler.features, dtype, sampler.seats > 0) if sampler.gated else None,
+        gates.start(sampler.features, dtype) if sampler.gated else None,
         memories.start(kept, sampler.features, dtype, sampler.levels) if kept else None,
         jnp.zeros(2, dtype),
         starting.nothing(sampler.features, dtype),

@@ -53,7 +53,7 @@ def to_new_scale(
         # Weights become as small as the columns were; their variances do not, so that they can be learnt again.
         back = seats.of(state.seats, jnp.where(awake, faded, 1), width, 1)
         seated = seated._replace(ratio=seated.ratio * back)
-        fresh = gates.start(len(faded), faded.dtype, state.gates.pairs is not None)
+        fresh = gates.start(len(faded), faded.dtype)
         state = state._replace(gates=jax.tree.map(lambda a, b: jnp.where(awake, a, b), fresh, state.gates))
     begins = seats.of(state.seats, begins[:-1], width, 0)
     express = jax.vmap(lambda w: layers.re_express(sampler.network, seated, w, begins))
