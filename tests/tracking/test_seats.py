@@ -150,4 +150,4 @@ def test_networks_begin_again_without_the_columns_that_do_not_help():
     assert {3, 5, 8} <= set(state.seats.chosen.tolist())
     assert state.memory.seen == 800  # those learnt again are not remembered twice
     before, _ = learnt(replace(small, seats=0, hidden=(8,)), x, y)
-    assert np.mean(errors[20:]) < 0.7 * np.mean(before[20:])
+    assert np.mean(errors[20:]) < 0.8 * np.mean(before[20:])

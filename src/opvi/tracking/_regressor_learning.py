@@ -22,7 +22,7 @@ from opvi.tracking import _scaling as scaling
 from opvi.tracking import _seats as seats
 from opvi.tracking import _starting as starting
 from opvi.tracking._calibration import USUAL_ROWS, Calibration, Combined, Scored
-from opvi.tracking._regressor_seats import after_rows, rows_again
+from opvi.tracking._regressor_seats import Turn, after_rows, rows_again
 from opvi.tracking._regressor_types import Networks, RegressorInfo, RegressorState, prior_variance
 from opvi.tracking._regressor_units import rescaled, standardised, with_levels
 from opvi.tracking._scaling import Moments, Scale
@@ -34,7 +34,6 @@ PAIR = 5  # rows learnt at once; in so few steps as this, too, while warming up
 LARGEST_SURPRISE = 5.0  # standard deviations; an outlier teaches no more than this
 SCALE_MEMORY = 50_000.0  # rows
 PARTIAL = 0.1  # what a row weighs in which values are missing
-Turn = tuple[RegressorState, Array, Array, Array, Array]
 
 
 # --- one Kalman update --------------------------------------------------------------------------
@@ -257,6 +256,7 @@ def _learn_chunk(
     found = guard.believe(known, one, state.scale, (state.surprised, state.recent), (y, weight), begun)
     learnt = jnp.where(found.jump, 0, weight)  # errors of the time before a jump say nothing of those to come
     believed = learnt * found.trust
+    scored = jnp.where(begun, believed, 0)
     if state.gates is not None or state.memory is not None:
         slope = slopes(sampler, state, z)
         noted = believed if before is None else jnp.where(before < 0, believed, 0)
@@ -264,14 +264,13 @@ def _learn_chunk(
         memory = memories.learn(state.memory, recalled, rows, state.scale, known.error, begun, *kept)
         state = state._replace(memory=memory)
     if state.gates is not None:
-        scored = jnp.where(begun, believed, 0)
-        state = state._replace(gates=gates.update(state.gates, z, z * slope, target - plain.mean, scored))
+        after = gates.update(state.gates, z, z * slope, target - plain.mean, scored, state.seats is not None)
+        state = state._replace(gates=after)
     state = learn_errors(state, seen.mean, one, scores, (depends, target, learnt), found.trust, begun, before)
     if state.pace is not None:
-        paced = jnp.where(begun, believed, 0)
         move = plain.mean - known.weights @ means(sampler, state.trail, z, state.seats)
-        state = state._replace(pace=pacing.learn(state.pace, target - plain.mean, move, paced, known.error))
-    odds, probability = jump_odds(state, known, recalled, found, level, jnp.where(begun, believed, 0))
+        state = state._replace(pace=pacing.learn(state.pace, target - plain.mean, move, scored, known.error))
+    odds, probability = jump_odds(state, known, recalled, found, level, scored)
     state, alarm = state._replace(odds=odds), probability > jumps.ALARM
     state = when(alarm | waits, lambda s: _jumped(sampler, s, found, (x, y, weight), seen.mean, waits), state)
     state = with_levels(
@@ -295,7 +294,7 @@ def _learn_chunk(
     renew = renewed | alarm if len(weight) <= PAIR else early | renewed | alarm  # few rows are all first
     state = absorb(sampler, state, seen, now, forgetting, renew)
     if state.pace is not None:
-        state = state._replace(trail=pacing.follow(state.trail, state.particles, state.pace, paced.sum()))
+        state = state._replace(trail=pacing.follow(state.trail, state.particles, state.pace, scored.sum()))
     state = state._replace(scaled_at=jnp.where(waits & first.enough, moments.seen, state.scaled_at))
     told = root_mean_square(state.particles - particles), probability
     return state, jnp.stack([density, one.mean * unit + centre, level, *(jnp.full_like(y, one) for one in told)], 1)

@@ -15,6 +15,9 @@ from opvi.types import Array
 
 SAME = 0.9  # of the rows so far must be remembered, or networks do not begin again: there was a jump
 
+# The state, what was said of each chunk, which one is next, which one to learn again or -1, and if it is of those kept.
+Turn = tuple[RegressorState, Array, Array, Array, Array]
+
 
 def reseated(sampler: Networks, state: RegressorState, own: Seats, factor: Array) -> RegressorState:
     """Return the state after a column that has faded lost its seat to one that helps, whose weights begin at 0."""
