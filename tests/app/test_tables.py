@@ -354,6 +354,30 @@ def test_text_columns(tmp_path: Path) -> None:
     assert schema.features == ["y"]
 
 
+@pytest.mark.parametrize(
+    ("name", "rows", "kept"),
+    [
+        ("id", 200, False),
+        ("customer_id", 200, False),
+        ("orderId", 200, False),
+        ("ID", 199, True),
+        ("paid", 200, True),
+        ("height", 200, True),
+    ],
+)
+def test_whole_numbers_that_name_rows_are_left_out(tmp_path: Path, name: str, rows: int, kept: bool) -> None:
+    """As IDs are called, and different in each of enough rows; one that repeats may say something about a row."""
+    numbers = np.random.default_rng(0).permutation(rows) + 10_000_000
+    lines = [f"{n},{i % 7}.5,{i % 11}.5\n" for i, n in enumerate(numbers)]
+    schema, _ = learnt(written(tmp_path, "a.csv", f"{name},x,y\n" + "".join(lines)), rows=rows)
+    assert schema.features == ([name, "x"] if kept else ["x"])
+    said = f"column '{name}' left out: it is called an ID, and no two of the first rows have the same"
+    assert schema.notes == ([] if kept else [said])
+    lines[1] = lines[0]
+    schema, _ = learnt(written(tmp_path, "b.csv", f"{name},x,y\n" + "".join(lines)), rows=rows)
+    assert schema.features == [name, "x"]
+
+
 def test_odd_column_names(tmp_path: Path) -> None:
     names = ["<script>alert(1)</script>", "a\nb", "", "a=b", "a", '"', " y"]
     header = ",".join('"' + name.replace('"', '""') + '"' for name in names)

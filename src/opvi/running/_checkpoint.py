@@ -35,6 +35,7 @@ NEWER = {
     "gates": "them: see `fading_above`",
     "levels": "them: see `levels`",
     "process": "one: see `process`",
+    "seats": "them: see `seats`",
 }
 HEADER = struct.Struct("<16sI32sQ")  # the magic, the version, SHA-256 of what follows, length of the description
 LARGEST_DESCRIPTION = 1 << 28  # bytes

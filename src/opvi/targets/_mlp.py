@@ -48,7 +48,10 @@ def activation_and_slope(activation: Activation) -> Bent:
 
 
 def forward(layers: Layers, x: Array, activate: Bent) -> Passed:
-    """Pass x `[B, F]` through the layers of one particle; `activate(z)` returns the activation and its slope."""
+    """Pass x `[B, F]` through the layers of one particle; `activate(z)` returns the activation and its slope.
+
+    Inputs that differ from unit to unit are `[B, F, outputs of the first layer]`.
+    """
     inputs: list[Array] = [x]
     sums: list[Array] = []
     bends: list[Array] = []
@@ -77,12 +80,13 @@ def jacobian(passed: Passed, slopes: Sequence[Array]) -> Array:
     """
     parts = []
     for a, slope in zip(passed.inputs, slopes, strict=True):
-        parts += [(a[:, :, None] * slope[:, None, :]).reshape(len(a), -1), slope]
+        parts += [((a[:, :, None] if a.ndim == 2 else a) * slope[:, None, :]).reshape(len(a), -1), slope]
     return jnp.concatenate(parts, 1)
 
 
 def _affine(layer: Layer[Array], x: Array) -> Array:
-    return x @ layer.weights + layer.bias[None, :]
+    sums = x @ layer.weights if x.ndim == 2 else (x * layer.weights[None]).sum(1)
+    return sums + layer.bias[None, :]
 
 
 @dataclass(frozen=True)

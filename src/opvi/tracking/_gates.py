@@ -15,6 +15,8 @@ from opvi.types import Array, Scalar
 MEMORY = 0.98  # of the sums, for 20 rows
 RATE = 0.2  # of the factors, for 20 rows
 TOLERANCE = 0.25  # of a column's part may be too much, as it is in any network that has seen few rows
+PATIENT_TOLERANCE = 0.4  # the same where networks begin again once columns have faded (`_seats`)
+PATIENT = 20  # columns, up to which that holds: of more, most are likely to be useless
 USUAL_ROWS = 20.0
 LARGEST = 2.5  # standard deviations of an input
 SMALLEST = 0.05  # from where a column can still return
@@ -57,7 +59,7 @@ def at_full_size(gates: Gates | None, z: Array) -> Array:
     return z if gates is None or z.shape[1] > FEW else z / gates.factor[None]
 
 
-def update(gates: Gates, z: Array, contributions: Array, error: Array, weight: Array) -> Gates:
+def update(gates: Gates, z: Array, contributions: Array, error: Array, weight: Array, patient: bool = False) -> Gates:
     """Return the factors after a batch.
 
     Args:
@@ -66,6 +68,7 @@ def update(gates: Gates, z: Array, contributions: Array, error: Array, weight: A
         contributions: what each column added to the predictions `[B, F]`.
         error: the errors of the predictions.
         weight: the weights of the rows.
+        patient: whether more of a column's part may be too much, because networks begin again when it has faded.
     """
     rows = weight.sum()
     share = rows / USUAL_ROWS
@@ -78,7 +81,8 @@ def update(gates: Gates, z: Array, contributions: Array, error: Array, weight: A
     linear = keep * gates.linear + (whole * known).sum(0)
     bent = keep * gates.bent + ((whole**2 - 1) / jnp.sqrt(2.0) * known).sum(0)
     clear = jnp.maximum(jnp.abs(linear), jnp.abs(bent)) > CLEAR * jnp.sqrt(squared)
-    push = jnp.where(clear, 1, jnp.maximum(slope, 0) + _down(slope, product, square, squared / jnp.maximum(seen, 1)))
+    down = _down(slope, product, square, squared / jnp.maximum(seen, 1), patient)
+    push = jnp.where(clear, 1, jnp.maximum(slope, 0) + down)
     smallest = FEW_SMALLEST if len(slope) <= FEW else SMALLEST
     factor = jnp.clip(gates.factor * jnp.exp(RATE * share * jnp.clip(push, -1, 1)), smallest, 1)
     new = Gates(factor, product, square, squared, seen, linear, bent)
@@ -86,13 +90,13 @@ def update(gates: Gates, z: Array, contributions: Array, error: Array, weight: A
     return Gates(*(jnp.where(good, a, b) for a, b in zip(new, gates, strict=True)))
 
 
-def _down(slope: Array, product: Array, square: Array, error: Scalar) -> Array:
+def _down(slope: Array, product: Array, square: Array, error: Scalar, patient: bool) -> Array:
     r"""Return how fast columns fade, none above 0.
 
     Without its part a column's squared errors would be larger by $\sum (e + g_j)^2 - e^2 = 2 \sum e g_j + \sum g_j^2$.
     Where columns are few, most of them help sooner or later, and one fades only if that is clearly below 0.
     """
     if len(slope) > FEW:
-        return jnp.minimum(slope + TOLERANCE, 0)
+        return jnp.minimum(slope + (PATIENT_TOLERANCE if patient and len(slope) <= PATIENT else TOLERANCE), 0)
     harm = -(product + FEW_TOLERANCE * square)
     return jnp.where(harm > FEW_CLEAR * jnp.sqrt(square * error), jnp.minimum(slope + FEW_TOLERANCE, 0), 0)

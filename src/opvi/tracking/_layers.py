@@ -9,8 +9,9 @@ import jax.numpy as jnp
 import numpy as np
 
 from opvi.filters._covariance import Blocks
-from opvi.targets import MLP, Layer, backward, forward, jacobian
+from opvi.targets import MLP, Layer, Passed, backward, forward, jacobian
 from opvi.tracking._scaling import Scale, divisor, readable
+from opvi.tracking._seats import Seen
 from opvi.types import Array, Scalar
 
 TANH, RELU, SINE = 0.0, 1.0, 2.0
@@ -27,17 +28,26 @@ def checked_widths(hidden: Sequence[int]) -> tuple[int, ...]:
     return widths
 
 
-def outputs(network: MLP, w: Array, kind: Scalar, x: Array) -> tuple[Array, Array]:
-    """Return the outputs `[B]` of one network at x `[B, F]`, and their Jacobian `[B, d]`."""
+def outputs(network: MLP, w: Array, kind: Scalar, x: Array | Seen) -> tuple[Array, Array]:
+    """Return the outputs `[B]` of one network at x `[B, F]`, or as units see it, and their Jacobian `[B, d]`."""
     layers = network.split(w)
-    passed = forward(layers, x, lambda z: _activation(z, kind))
+    passed = _passed(layers, kind, x)
     slopes = backward(layers, passed, jnp.ones_like(passed.outputs))
+    if isinstance(x, Seen):
+        slopes = (x.merged(slopes[0]), *slopes[1:])
     return passed.outputs[:, 0], jacobian(passed, slopes)
 
 
-def output(network: MLP, w: Array, kind: Scalar, x: Array) -> Array:
-    """Return the outputs `[B]` of one network at x `[B, F]`."""
-    return forward(network.split(w), x, lambda z: _activation(z, kind)).outputs[:, 0]
+def output(network: MLP, w: Array, kind: Scalar, x: Array | Seen) -> Array:
+    """Return the outputs `[B]` of one network at x `[B, F]`, or as units see it."""
+    return _passed(network.split(w), kind, x).outputs[:, 0]
+
+
+def _passed(layers: Sequence[Layer[Array]], kind: Scalar, x: Array | Seen) -> Passed:
+    """Pass x through the layers; units that have seats together act as one, of one hidden layer."""
+    if isinstance(x, Seen):
+        return forward(layers, x.z, lambda z: _activation(x.merged(z), kind))
+    return forward(layers, x, lambda z: _activation(z, kind))
 
 
 def _activation(z: Array, kind: Scalar) -> tuple[Array, Array]:
@@ -53,8 +63,8 @@ def _activation(z: Array, kind: Scalar) -> tuple[Array, Array]:
 class Units(NamedTuple):
     """How inputs and outputs in the old units become those in the new: linear in a network's first and last layer."""
 
-    ratio: Array  # [F]: of the new deviation to the old
-    shift: Array  # [F]: of the mean, in old deviations
+    ratio: Array  # [F], or [S, units] by seat: of the new deviation to the old
+    shift: Array  # the same: of the mean, in old deviations
     output_ratio: Scalar  # of the old deviation of y to the new
     output_shift: Scalar
 
@@ -90,16 +100,21 @@ def change(network: MLP, units: Units, w: Array) -> Array:
     """Apply the linear part of the change to a vector of weights."""
     features, width = network.shapes[0]
     weights, end = w[: features * width].reshape(features, width), (features + 1) * width
-    shifted = (weights * units.shift[:, None]).sum(0)
+    shifted = (weights * _by_unit(units.shift)).sum(0)
     return w.at[features * width : end].add(shifted) * _scale(network, units, w.dtype)
 
 
 def _scale(network: MLP, units: Units, dtype: jnp.dtype) -> Array:
     """Return the factor `[d]` by which the change multiplies each weight."""
     one = jnp.ones((), dtype)
-    factors = [Layer(units.ratio[:, None], one), *[Layer(one, one)] * (len(network.shapes) - 1)]
+    factors = [Layer(_by_unit(units.ratio), one), *[Layer(one, one)] * (len(network.shapes) - 1)]
     factors[-1] = Layer(*(part * units.output_ratio for part in factors[-1]))
     return network.join(factors)
+
+
+def _by_unit(values: Array) -> Array:
+    """Return numbers for each column as `[F, 1]`; those for each seat of each unit as they are."""
+    return values if values.ndim == 2 else values[:, None]
 
 
 def re_express(network: MLP, units: Units, w: Array, begins: Array | None = None) -> Array:
@@ -109,13 +124,14 @@ def re_express(network: MLP, units: Units, w: Array, begins: Array | None = None
         network: the layers.
         units: the old and the new units.
         w: the weights.
-        begins: `[F]`: columns that were constant and begin to move. Their weights were not learnt, and become 0.
+        begins: `[F]`, or by seat: columns that were constant and begin to move. Their weights, not learnt, become 0.
     """
     w = change(network, units, w).at[-1].add(units.output_shift)
     if begins is None:
         return w
     features, width = network.shapes[0]
-    return w.at[: features * width].multiply(jnp.repeat(1 - begins.astype(w.dtype), width))
+    stays = jnp.broadcast_to(_by_unit(1 - begins.astype(w.dtype)), (features, width))
+    return w.at[: features * width].multiply(stays.reshape(-1))
 
 
 def covariances_in(network: MLP, blocks: Blocks, units: Units, matrices: Array) -> Array:
@@ -137,7 +153,7 @@ def _shifted_in_rows(network: MLP, blocks: Blocks, units: Units) -> Callable[[Ar
     (features, width), (count, size) = network.shapes[0], blocks.order.shape
     if count == 1:  # the weights, input by input, then the biases
         parts, where, subscripts = (features, width), slice(features * width, (features + 1) * width), "f,kfh...->kh..."
-        return _adder(parts, where, subscripts, units.shift)
+        return _adder(parts, where, subscripts.replace("f,", "fh," if units.shift.ndim == 2 else "f,"), units.shift)
     unit = network.units[1]
     if blocks.aligned and len(network.shapes) == 2:  # unit by unit: its weights, its bias, its weight out
         places = np.arange(size // unit) * unit + features

@@ -15,6 +15,7 @@ from opvi.tracking import _calibration as calibration
 from opvi.tracking import _layers as layers
 from opvi.tracking import _regressor_learning as learning
 from opvi.tracking import _scaling as scaling
+from opvi.tracking import _seats as of_seats
 from opvi.tracking._calibration import USUAL_ROWS
 from opvi.tracking._levels import WIDEST as WIDEST_LEVELS
 from opvi.tracking._neighbours import checked_rows
@@ -34,6 +35,8 @@ SIZES = (
     (400, 16, 10, 40e6),
     (WIDEST, 10, 5, 40e6),
 )
+# Of more columns than narrow tables have, but at most so many, a few may get all the room: seats, width, particles.
+SEATED, SEATS, SEATED_WIDTH, SEATED_PARTICLES = 30, 10, 48, 13
 
 
 @dataclass(frozen=True)
@@ -95,6 +98,7 @@ class Regressor(Networks):
             f"regressor: {self.particles} Gauss–Newton particles {'-'.join(map(str, self.network.sizes))} with {form} "
             f"({self.network.dim} parameters: {used:.0f} of {self.budget / 1e6:.0f} MB); {drift}"
             + ("; columns that do not help fade" if self.gated else "")
+            + (f", and once at most {self.seats} help, each unit sees those" if self.seats else "")
             + ("; with a Gaussian process while rows are few" if self.processed else "")
             + (f"; corrected by the nearest of {self.remembered:,} rows" if self.remembered else "")
         )
@@ -125,6 +129,7 @@ def regressor(
     fading_above: int = 0,
     levels: bool = True,
     process: bool = True,
+    seats: bool = True,
 ) -> Regressor:
     r"""Predict numbers from raw data in one pass, with nothing to scale or tune.
 
@@ -159,12 +164,16 @@ def regressor(
             helped; in models that remember rows, of at most 64 columns.
         process: also fit a Gaussian process to the last 512 rows, which predicts better than networks while rows are
             few, at first or after a jump; its share is learnt. Only beside networks of at most 64 columns.
+        seats: in tables of 11 to 30 columns, networks begin again with the rows remembered when columns have faded, a
+            few times and early, and have more units once at most 10 columns help. Not if `hidden` or `budget` is given.
     """
-    widths, particles, budget = chosen_sizes(features, hidden, particles, budget)
-    _check(features, particles, half_life, warm_up, budget)
+    kept = checked_rows(memory_rows)
     if not isinstance(fading_above, int) or isinstance(fading_above, bool) or fading_above < 0:
         raise ValueError(f"`fading_above` is {fading_above!r}, but must be a whole number of columns of at least 0.")
-    for name, value in (("levels", levels), ("process", process)):
+    places = chosen_seats(features, hidden, budget, kept, fading_above) if seats else 0
+    widths, particles, budget = chosen_sizes(features, hidden, particles, budget, places)
+    _check(features, particles, half_life, warm_up, budget)
+    for name, value in (("levels", levels), ("process", process), ("seats", seats)):
         if not isinstance(value, bool | np.bool_):
             raise ValueError(f"`{name}` is {value!r}, but must be True or False.")
     chosen = default_settings(particles) if settings is None else settings
@@ -173,19 +182,29 @@ def regressor(
         raise ValueError(f"`settings` is for {len(chosen.kind)} particles, but there are {particles}.")
     if half_life is not None:
         chosen = chosen._replace(forgetting=(0.5 ** (USUAL_ROWS / half_life),) * particles)
-    kept = checked_rows(memory_rows)
-    made = Regressor(features, widths, particles, half_life, warm_up, budget, chosen, kept, fading_above)
+    made = Regressor(features, widths, particles, half_life, warm_up, budget, chosen, kept, fading_above, seats=places)
     return replace(
         made, levels=bool(levels) and features <= WIDEST_LEVELS and made.remembered > 0, process=bool(process)
     )
 
 
+def chosen_seats(
+    features: int, hidden: Sequence[int] | None, budget: float | None, memory_rows: int | None, fading_above: int
+) -> int:
+    """Return how many columns a hidden unit sees when others have faded, 0 for all: what suits so many columns."""
+    middling = isinstance(features, int) and max(SIZES[0][0], fading_above) < features <= SEATED
+    remembers = memory_rows is None or memory_rows >= of_seats.LAST
+    return SEATS if middling and remembers and hidden is None and budget is None else 0
+
+
 def chosen_sizes(
-    features: int, hidden: Sequence[int] | None, particles: int | None, budget: float | None
+    features: int, hidden: Sequence[int] | None, particles: int | None, budget: float | None, seats: int = 0
 ) -> tuple[tuple[int, ...], int, float]:
     """Return the given sizes, and for those omitted what a table with this many columns can afford."""
     columns = features if isinstance(features, int) else 1  # refused later
     _, width, count, room = next(size for size in SIZES if columns <= size[0] or size[0] == WIDEST)
+    if seats:
+        width, count, room = SEATED_WIDTH, SEATED_PARTICLES, BUDGET
     hidden = (width,) if hidden is None else layers.checked_widths(hidden)
     if particles is None:
         particles = count if hidden else SIZES[0][2]  # linear models are small

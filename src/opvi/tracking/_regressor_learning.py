@@ -12,7 +12,6 @@ from opvi.filters._covariance import Covariance, exactly, when
 from opvi.targets import cast
 from opvi.tracking import _calibration as calibration
 from opvi.tracking import _chunks as chunks
-from opvi.tracking import _columns as columns
 from opvi.tracking import _gates as gates
 from opvi.tracking import _guard as guard
 from opvi.tracking import _jumps as jumps
@@ -21,10 +20,12 @@ from opvi.tracking import _memory as memories
 from opvi.tracking import _pace as pacing
 from opvi.tracking import _process as processes
 from opvi.tracking import _scaling as scaling
+from opvi.tracking import _seats as seats
 from opvi.tracking import _starting as starting
 from opvi.tracking._calibration import USUAL_ROWS, Calibration, Combined, Scored
+from opvi.tracking._regressor_seats import Turn, after_rows, rows_again
 from opvi.tracking._regressor_types import Networks, RegressorInfo, RegressorState, prior_variance
-from opvi.tracking._regressor_units import rescaled, standardised
+from opvi.tracking._regressor_units import rescaled, standardised, with_levels
 from opvi.tracking._scaling import Moments, Scale
 from opvi.types import Array, Batch, Key, Particles, Predicted, Scalar
 
@@ -50,10 +51,12 @@ class Linearised(NamedTuple):
 
 def linearise(sampler: Networks, state: RegressorState, z: Array) -> Linearised:
     """Return what the particles predict at standardised inputs z `[B, F]`."""
-    return _linearised(sampler, state.particles, sampler.each("kind", z), state.past, z)
+    return _linearised(sampler, state.particles, sampler.each("kind", z), state.past, sampler.seen(state.seats, z))
 
 
-def _linearised(sampler: Networks, particles: Particles, kind: Array, past: Covariance, z: Array) -> Linearised:
+def _linearised(
+    sampler: Networks, particles: Particles, kind: Array, past: Covariance, z: Array | seats.Seen
+) -> Linearised:
     outputs = jax.vmap(lambda w, kind: layers.outputs(sampler.network, w, kind, z))
     mean, jacobian = outputs(particles, kind)
     J = jnp.moveaxis(sampler.blocks.gather(jacobian), 1, 2)
@@ -61,9 +64,10 @@ def _linearised(sampler: Networks, particles: Particles, kind: Array, past: Cova
     return Linearised(mean, jnp.maximum((JC * J).sum((1, 3)), 0), J, JC)
 
 
-def means(sampler: Networks, particles: Particles, z: Array) -> Array:
-    """Return what each particle predicts at standardised inputs z, `[n, B]`."""
-    each = jax.vmap(lambda w, kind: layers.outputs(sampler.network, w, kind, z)[0])
+def means(sampler: Networks, particles: Particles, z: Array, sees: seats.Seats | None) -> Array:
+    """Return what each particle predicts at standardised inputs z, `[n, B]`; units see columns by their seats."""
+    x = sampler.seen(sees, z)
+    each = jax.vmap(lambda w, kind: layers.outputs(sampler.network, w, kind, x)[0])
     return each(particles, sampler.each("kind", z))
 
 
@@ -72,8 +76,8 @@ def predicted(sampler: Networks, state: RegressorState, z: Array, x: Array) -> C
     few = calibration.trusted(state.calibration)
     past = state.past._replace(matrices=state.past.matrices[few])
     kind = sampler.each("kind", z)
-    doubt = _linearised(sampler, state.particles[few], kind[few], past, z).variance
-    known, mean = state.calibration, means(sampler, state.particles, z)
+    doubt = _linearised(sampler, state.particles[few], kind[few], past, sampler.seen(state.seats, z)).variance
+    known, mean = state.calibration, means(sampler, state.particles, z, state.seats)
     kept = sampler.remembered, sampler.half_life
     recalled = memories.recall(state.memory, state.scale, state.gates, z, known.error, *kept, x)
     beside = processes.beside(state.process, state.scale, x)
@@ -134,15 +138,22 @@ def learn_errors(
     chunk: tuple[Array, ...],
     trust: Array,
     begun: Array,
+    before: Array | None = None,
 ) -> RegressorState:
-    """Return the state after learning from the errors of predictions made before the rows were learnt."""
+    """Return the state after learning from the errors of predictions made before the rows were learnt.
+
+    Particles that began again also learn the size of their errors, `before` rounds later if that is not -1.
+    """
     z, target, weight = chunk
     weight = weight * trust
     rows, scored = weight.sum(), jnp.where(begun, weight, 0)
     known = calibration.learn(state.calibration, one, scores, mean, z, target, scored)
     # Not w but w²: w times the squared error would be c² however far the row is off.
     error = ((target[None] - mean) ** 2 * (weight * trust)[None]).sum(1) / jnp.maximum((weight * trust).sum(), 1e-30)
-    error = calibration.running(state.error, error, state.calibration.rounds, rows / USUAL_ROWS, ERROR_ROUNDS)
+    rounds = state.calibration.rounds
+    if before is not None:
+        rounds, begun = jnp.where(before < 0, rounds, before), begun | (before >= 0)
+    error = calibration.running(state.error, error, rounds, rows / USUAL_ROWS, ERROR_ROUNDS)
     error = jnp.where(begun & (rows > 0), jnp.maximum(error, 0), state.error)
     return state._replace(calibration=known, error=error)
 
@@ -184,28 +195,12 @@ def _jumped(
     )
 
 
-def _moved(state: RegressorState, odd: Array, x: Array, weight: Array) -> RegressorState:
-    """Return the state with new levels for columns that have moved for good, or moved back; networks keep their shape.
-
-    Args:
-        state: the state before.
-        odd: the shares of the last few rows that are far off, column by column.
-        x: the latest rows.
-        weight: the weights of values that are far off, `[B, F]`.
-    """
-    odd, shift = columns.moved(odd, state.scale.mean[:-1], x, weight)
-    return state._replace(
-        odd=odd,
-        moments=state.moments._replace(mean=state.moments.mean.at[:-1].add(shift)),
-        scale=state.scale._replace(mean=state.scale.mean.at[:-1].add(shift)),
-    )
-
-
 def slopes(sampler: Networks, state: RegressorState, z: Array) -> Array:
     r"""Return the gradients of the networks' prediction, $\partial \bar f / \partial z_j$: `[B, F]`."""
 
     def mean(z: Array) -> Array:
-        each = jax.vmap(lambda w, kind: layers.output(sampler.network, w, kind, z))
+        seen = sampler.seen(state.seats, z)
+        each = jax.vmap(lambda w, kind: layers.output(sampler.network, w, kind, seen))
         return (state.calibration.weights @ each(state.particles, sampler.each("kind", z))).sum()
 
     return jax.grad(mean)(z)
@@ -229,9 +224,12 @@ def jump_odds(
 
 
 def _learn_chunk(
-    sampler: Networks, state: RegressorState, chunk: tuple[Array, ...], again: Array
+    sampler: Networks, state: RegressorState, chunk: tuple[Array, ...], again: Array, before: Array | None
 ) -> tuple[RegressorState, Array]:
     """Predict some rows, then learn from them; the first rows only join those to be learnt `again`.
+
+    Rows remembered, with which networks begin again, teach the networks alone; `before` counts the rounds of those
+    before them, -1 for other rows.
 
     Besides the state, return log density, mean and level of each row, how far the particles moved, and the
     probability of a jump: `[B, 5]`.
@@ -262,26 +260,28 @@ def _learn_chunk(
     found = guard.believe(known, one, state.scale, (state.surprised, state.recent), (y, weight), begun)
     learnt = jnp.where(found.jump, 0, weight)  # errors of the time before a jump say nothing of those to come
     believed = learnt * found.trust
+    scored = jnp.where(begun, believed, 0)
     if state.gates is not None or state.memory is not None:
         slope = slopes(sampler, state, z)
-        rows = memories.Rows(x, y, believed, target, plain.mean, slope)
-        noted = state.memory, recalled, rows, state.scale, known.error, begun
-        state = state._replace(memory=memories.learn(*noted, *kept))
-    scored = jnp.where(begun, believed, 0)
+        noted = believed if before is None else jnp.where(before < 0, believed, 0)
+        rows = memories.Rows(x, y, noted, target, plain.mean, slope)
+        memory = memories.learn(state.memory, recalled, rows, state.scale, known.error, begun, *kept)
+        state = state._replace(memory=memory)
     if state.gates is not None:
-        state = state._replace(gates=gates.update(state.gates, z, z * slope, target - own, scored))
-    state = learn_errors(state, seen.mean, one, scores, (depends, target, learnt), found.trust, begun)
+        after = gates.update(state.gates, z, z * slope, target - own, scored, state.seats is not None)
+        state = state._replace(gates=after)
+    state = learn_errors(state, seen.mean, one, scores, (depends, target, learnt), found.trust, begun, before)
     if state.pace is not None:
-        move = own - known.weights @ means(sampler, state.trail, z)
+        move = own - known.weights @ means(sampler, state.trail, z, state.seats)
         state = state._replace(pace=pacing.learn(state.pace, target - own, move, scored, known.error))
     state = state._replace(process=processes.scored(state.process, beside, own, target, scored, known.error))
     odds, probability = jump_odds(state, known, recalled, found, level, scored)
     state, alarm = state._replace(odds=odds), probability > jumps.ALARM
     state = when(alarm | waits, lambda s: _jumped(sampler, s, found, (x, y, weight), seen.mean, waits), state)
-    state = _moved(
+    state = with_levels(
         state._replace(surprised=found.surprised, recent=found.recent), odd, x, jnp.where(missing, weight[:, None], 0)
     )
-    before, whole = state.moments.seen, jnp.where(missing, state.scale.mean[None, :-1], x)
+    so_far, whole = state.moments.seen, jnp.where(missing, state.scale.mean[None, :-1], x)
     new = jnp.concatenate([whole, found.y[:, None]], 1), jnp.where(begun, weight, 0)
     old, new = starting.instead(waits, first, state.moments, new)
     moments = scaling.update(old, *new, SCALE_MEMORY)
@@ -289,15 +289,17 @@ def _learn_chunk(
     forgetting = sampler.each("forgetting", target) ** (weight.sum() / USUAL_ROWS * pacing.faster(state.pace))
     anew = alarm & ~found.known & sampler.renews
     forgetting = jnp.where(anew, jnp.minimum(forgetting, jumps.KEPT), forgetting)
-    early, particles = moments.seen <= sampler.warm_up, state.particles
+    age = moments.seen if before is None else jnp.where(before < 0, moments.seen, before * USUAL_ROWS)
+    early, particles = age <= sampler.warm_up, state.particles
     # Units change as often, however the rows come; a count that has reached its memory stands still.
-    turned = jnp.floor(moments.seen / USUAL_ROWS) > jnp.floor(before / USUAL_ROWS)
+    turned = jnp.floor(moments.seen / USUAL_ROWS) > jnp.floor(so_far / USUAL_ROWS)
     turned |= moments.seen > SCALE_MEMORY - USUAL_ROWS
     state, renewed = rescaled(sampler, state, early, begun & turned, waits, (whole, weight), anew)
     now = *standardised(state, x, y), weight * found.trust
     renew = renewed | alarm if len(weight) <= PAIR else early | renewed | alarm  # few rows are all first
     state = absorb(sampler, state, seen, now, forgetting, renew)
-    state = state._replace(process=processes.learn(state.process, state.scale, (x, found.y, now[2]), sampler.half_life))
+    fed = x, found.y, now[2] if before is None else jnp.where(before < 0, now[2], 0)
+    state = state._replace(process=processes.learn(state.process, state.scale, fed, sampler.half_life))
     if state.pace is not None:
         state = state._replace(trail=pacing.follow(state.trail, state.particles, state.pace, scored.sum()))
     state = state._replace(scaled_at=jnp.where(waits & first.enough, moments.seen, state.scaled_at))
@@ -317,20 +319,23 @@ def _learn_all(
     rows = jnp.concatenate([x, jnp.stack([y, weight], 2)], 2)
     count, size, _ = rows.shape
 
-    def turn(carry: tuple[RegressorState, Array, Array, Array]) -> tuple[RegressorState, Array, Array, Array]:
-        state, out, at, back = carry
+    def turn(carry: Turn) -> Turn:
+        state, out, at, back, old = carry
         again = back >= 0
         chunk = jnp.where(again, starting.chunk(jnp.asarray(state.held), back, size), rows[at])
+        chunk, before = rows_again(state, chunk, back, old)
         begins = ~again & (state.scaled_at == 0) & (chunk[:, -1] > 0).any()
-        state, told = _learn_chunk(sampler, state, (chunk[:, :-2], chunk[:, -2], chunk[:, -1]), again)
+        state, told = _learn_chunk(sampler, state, (chunk[:, :-2], chunk[:, -2], chunk[:, -1]), again, before)
         told = jnp.where(again & (jnp.arange(told.shape[1]) < 3), out[at], told)  # what was said before learning stays
-        more = again & ((back + 1) * size < starting.count(jnp.asarray(state.held)))
-        back = jnp.where(begins, 0, jnp.where(more, back + 1, -1))
-        return state, out.at[at].set(told), jnp.where(back >= 0, at, at + 1), back
+        following = (back + 1) * size
+        state, more, due, then = after_rows(sampler, state, again, old, following)
+        more |= again & ~old & (following < starting.count(jnp.asarray(state.held)))
+        back = jnp.where(begins | due, 0, jnp.where(more, back + 1, -1))
+        return state, out.at[at].set(told), jnp.where(back >= 0, at, at + 1), back, then
 
     out = jnp.zeros((count, size, 5), rows.dtype)
-    begin = (state, out, jnp.zeros((), jnp.int32), jnp.full((), -1, jnp.int32))
-    state, out, _, _ = jax.lax.while_loop(lambda carry: carry[2] < count, turn, begin)
+    begin = (state, out, jnp.zeros((), jnp.int32), jnp.full((), -1, jnp.int32), jnp.zeros((), bool))
+    state, out, *_ = jax.lax.while_loop(lambda carry: carry[2] < count, turn, begin)
     return state, (Predicted(*jnp.moveaxis(out[..., :3], 2, 0)), out[:, 0, 3:])
 
 
@@ -398,4 +403,5 @@ def start(sampler: Networks, w: Particles) -> RegressorState:
         jnp.zeros(6, dtype),
         jnp.zeros((), dtype),
         processes.start(sampler.features, dtype) if sampler.processed else None,
+        seats.start(sampler.features, sampler.seats, dtype) if sampler.seats else None,
     )

@@ -6,17 +6,20 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from opvi._forks import Unforked
 from opvi.filters._covariance import Blocks, Covariance, variances, within
 from opvi.targets import MLP, Layer
 from opvi.tracking import _memory as memories
 from opvi.tracking import _neighbours as neighbours
+from opvi.tracking import _seats as of_seats
 from opvi.tracking._calibration import Calibration
 from opvi.tracking._gates import Gates
 from opvi.tracking._memory import Memory
 from opvi.tracking._process import WIDEST, Process
 from opvi.tracking._scaling import Moments, Scale
+from opvi.tracking._seats import Seats, Seen
 from opvi.types import Array, Particles, Predicted, Scalar
 
 
@@ -65,6 +68,7 @@ class RegressorState(NamedTuple):
     recent: Array | float = 0.0  # [6]: moments of the last few surprising rows: `_guard`
     odds: Scalar | float = 0.0  # of a jump, against none: `_jumps`
     process: Process | None = None  # of the last rows
+    seats: Seats | None = None  # the columns that each hidden unit sees; None: all of them
 
 
 @dataclass(frozen=True)
@@ -82,13 +86,13 @@ class Networks(Unforked):
     memory_rows: int | None = field(default=None, metadata={"off": 0})
     fading_above: int = field(default=0, metadata={"off": 12})  # columns; an older opvi's number
     levels: bool = field(default=True, metadata={"off": False})  # of values that repeat, where rows are remembered
-
+    seats: int = field(default=0, metadata={"off": 0})  # columns that a hidden unit sees; 0: all of them
     process: bool = field(default=True, metadata={"off": False})  # whether a Gaussian process helps while rows are few
 
     @cached_property
     def network(self) -> MLP:
         """The layers of one particle."""
-        return MLP((self.features, *self.hidden, 1), bias_spread=0.5)
+        return MLP((self.seats or self.features, *self.hidden, 1), bias_spread=0.5)
 
     @property
     def gated(self) -> bool:
@@ -115,13 +119,19 @@ class Networks(Unforked):
         """How a particle's covariance is cut to fit the budget."""
         return whole_blocks(self)
 
+    def seen(self, seats: Seats | None, z: Array) -> Array | Seen:
+        """Return standardised inputs z `[B, F]` as the hidden units see them."""
+        return of_seats.seen(seats, z, self.hidden[0]) if self.seats else z
+
     def each(self, name: str, like: Array) -> Array:
         """Return one of the settings as an array `[n]`."""
         return jnp.asarray(getattr(self.settings, name), like.dtype)
 
 
 def whole_blocks(sampler: Networks) -> Blocks:
-    """Return how the covariances of whole networks are cut."""
+    """Return how the covariances of whole networks are cut; not where units differ in what they see."""
+    if sampler.seats:
+        return Blocks(np.arange(sampler.network.dim)[None], sampler.network.dim)
     return within(*sampler.network.units, sampler.budget / 4 / sampler.particles)
 
 
@@ -144,5 +154,6 @@ def prior_variance(sampler: Networks, like: Array) -> Array:
 def first_doubt(sampler: Networks, state: RegressorState) -> Array:
     """Return the variance of each column's weights in the first layer, as a share of the prior's `[F]`."""
     share = variances(state.past) / prior_variance(sampler, state.error)
-    first = sampler.blocks.scatter(share)[:, : sampler.features * sampler.hidden[0]]
-    return first.reshape(len(first), sampler.features, -1).mean((0, 2))
+    inputs, width = sampler.network.shapes[0]
+    first = sampler.blocks.scatter(share)[:, : inputs * width].mean(0).reshape(inputs, width)
+    return of_seats.by_column(state.seats, first)

@@ -5,9 +5,11 @@ import jax.numpy as jnp
 
 from opvi.filters._covariance import when
 from opvi.tracking import _calibration as calibration
+from opvi.tracking import _columns as columns
 from opvi.tracking import _gates as gates
 from opvi.tracking import _layers as layers
 from opvi.tracking import _scaling as scaling
+from opvi.tracking import _seats as seats
 from opvi.tracking._regressor_types import Networks, RegressorState, first_doubt
 from opvi.tracking._scaling import Scale
 from opvi.types import Array
@@ -40,15 +42,21 @@ def to_new_scale(
     doubt = first_doubt(sampler, state) if sampler.hidden and now is not None else None
     units = layers.between(state.scale, scale, doubt, now)
     faded = jnp.ones_like(units.shift) if state.gates is None else state.gates.factor
-    units = units._replace(shift=units.shift * faded)  # of columns as the networks see them
+    units = units._replace(shift=units.shift * faded * seats.spread(state.seats))  # of columns as the networks see them
     begins = (state.scale.sd == 0) & (scale.sd > 0) & (state.scaled_at >= scaling.TRUSTED_COUNT)
-    matrices = layers.covariances_in(sampler.network, sampler.blocks, units, state.past.matrices)
+    width = sampler.network.shapes[0][1]
+    seated = units._replace(
+        ratio=seats.of(state.seats, units.ratio, width, 1), shift=seats.of(state.seats, units.shift, width, 0)
+    )
+    matrices = layers.covariances_in(sampler.network, sampler.blocks, seated, state.past.matrices)
     if state.gates is not None:
         # Weights become as small as the columns were; their variances do not, so that they can be learnt again.
-        units = units._replace(ratio=units.ratio * jnp.where(awake, faded, 1))
+        back = seats.of(state.seats, jnp.where(awake, faded, 1), width, 1)
+        seated = seated._replace(ratio=seated.ratio * back)
         fresh = gates.start(len(faded), faded.dtype)
         state = state._replace(gates=jax.tree.map(lambda a, b: jnp.where(awake, a, b), fresh, state.gates))
-    express = jax.vmap(lambda w: layers.re_express(sampler.network, units, w, begins[:-1]))
+    begins = seats.of(state.seats, begins[:-1], width, 0)
+    express = jax.vmap(lambda w: layers.re_express(sampler.network, seated, w, begins))
     return state._replace(
         particles=express(state.particles),
         trail=None if state.trail is None else express(state.trail),
@@ -86,3 +94,20 @@ def rescaled(
     scale = jax.tree.map(lambda a, b: jnp.where(waits, a, b), new, old)
     state = state._replace(scale=scale)
     return when(due, lambda s: to_new_scale(sampler, s, new, now, anew), state), due
+
+
+def with_levels(state: RegressorState, odd: Array, x: Array, weight: Array) -> RegressorState:
+    """Return the state with new levels for columns that have moved for good, or moved back; networks keep their shape.
+
+    Args:
+        state: the state before.
+        odd: the shares of the last few rows that are far off, column by column.
+        x: the latest rows.
+        weight: the weights of values that are far off, `[B, F]`.
+    """
+    odd, shift = columns.moved(odd, state.scale.mean[:-1], x, weight)
+    return state._replace(
+        odd=odd,
+        moments=state.moments._replace(mean=state.moments.mean.at[:-1].add(shift)),
+        scale=state.scale._replace(mean=state.scale.mean.at[:-1].add(shift)),
+    )

@@ -20,6 +20,7 @@ DIFFERENT = 0.9  # of the values: then a text only distinguishes rows
 WHOLE_CLASSES = 10  # a whole-number target with more values is a regression's
 COUNTED = 20  # rows from which on a row number is recognised
 RISING = 200  # rows from which on numbers with gaps are taken for one, where each is larger than the one before
+NAMES_ROWS = re.compile(r"(?:^|[^A-Za-z])(?i:id|uuid|guid)$|[a-z]I[Dd]$")  # how a column is called that names rows
 ZEROS = re.compile(r"[+-]?0\d+", re.ASCII)  # 007 is a code, not a number
 
 PLAINLY = Reading()
@@ -144,6 +145,8 @@ def _column(first: First, alone: bool, shuffled: bool) -> tuple[Column | None, s
             None,
             "left out: it rises from row to row, as numbers of orders do, and only says when a row came",
         )
+    if whole and len(data) >= RISING and NAMES_ROWS.search(name) and len(np.unique(data)) == len(data) and not alone:
+        return None, "left out: it is called an ID, and no two of the first rows have the same"
     shift = float(origin_of(data[:, None])[0]) if first.kind == "number" else 0.0
     return Column(name, first.kind, gaps, float(np.mean(data)), shift=shift), note
 

@@ -12,7 +12,7 @@ from opvi.app.learn._directory import RunDirectory, RunError
 from opvi.app.learn._scales import Counts, Positive
 from opvi.running._rows import size_of
 from opvi.tracking import classifier, regressor, remembering, watched
-from opvi.tracking._regressor import EARLY_ROWS, chosen_sizes
+from opvi.tracking._regressor import EARLY_ROWS, chosen_seats, chosen_sizes
 from opvi.types import Sampler
 
 MOST_BYTES = 1 << 30  # of a model's state
@@ -20,8 +20,8 @@ WHILE_LEARNING = 4  # times its state a model needs, for temporaries and checkpo
 SAMPLE = 256  # rows kept for the report, a uniform sample of all that were learnt
 
 
-# Of settings that an older opvi did not have.
-OLDER = {"neighbour_rows": 0, "fading_above": 12, "levels": False, "process": False}
+# Settings that an older opvi did not have, and what it did.
+OLDER = {"neighbour_rows": 0, "fading_above": 12, "levels": False, "process": False, "seats": False}
 
 
 class Settings(NamedTuple):
@@ -37,6 +37,7 @@ class Settings(NamedTuple):
     fading_above: int = 0  # columns of a regression, above which those fade that do not help
     levels: bool = True  # whether a regression learns the levels of values that repeat
     process: bool = True  # whether a Gaussian process helps it while rows are few
+    seats: bool = True  # whether networks of a regression begin again, and larger, when columns have faded
 
 
 def model(schema: Schema, settings: Settings, room: int | None = None) -> Sampler:
@@ -60,6 +61,7 @@ def model(schema: Schema, settings: Settings, room: int | None = None) -> Sample
             fading_above=settings.fading_above,
             levels=settings.levels,
             process=settings.process,
+            seats=settings.seats,
         )
     else:
         room = room or max(2, len(schema.classes))
@@ -109,7 +111,11 @@ def widths(schema: Schema, settings: Settings) -> tuple[int, ...]:
     """Return the widths of the hidden layers in use."""
     if settings.hidden is not None:
         return tuple(settings.hidden)
-    return (100,) if schema.task == "classification" else chosen_sizes(len(schema.features), None, None, None)[0]
+    if schema.task == "classification":
+        return (100,)
+    columns = len(schema.features)
+    seats = chosen_seats(columns, None, None, settings.neighbour_rows, settings.fading_above) if settings.seats else 0
+    return chosen_sizes(columns, None, None, None, seats)[0]
 
 
 def describes(text: object, schema: Schema, settings: Settings) -> bool:

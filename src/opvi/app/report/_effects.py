@@ -275,9 +275,11 @@ def _networks(sampler: Regressor, state: RegressorState, x: Array) -> tuple[Arra
     network, scale = sampler.network, state.scale
     z, _ = standardised(state, x.astype(scale.mean.dtype), jnp.zeros(len(x), scale.mean.dtype))
 
+    seen = sampler.seen(state.seats, z)
+
     def one(particle: tuple[Array, Array, Array]) -> tuple[Array, Array]:  # one by one: Jacobians are large
         w, kind, C = particle
-        y, jacobian = outputs(network, w, kind, z)
+        y, jacobian = outputs(network, w, kind, seen)
         J = jnp.moveaxis(sampler.blocks.gather(jacobian.reshape(-1, ROWS, network.dim).mean(1)), 0, 1)  # [K, groups, D]
         return y, jnp.sqrt(jnp.maximum(((J @ C) * J).sum((0, 2)), 0))
 
