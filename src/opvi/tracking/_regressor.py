@@ -35,7 +35,7 @@ SIZES = (
     (400, 16, 10, 40e6),
     (WIDEST, 10, 5, 40e6),
 )
-# Of more columns than narrow tables have, but at most so many, a few may get all the room: seats, width, particles.
+# From 11 columns up to the first number, a few may get all the room: seats, width of the hidden layer, particles.
 SEATED, SEATS, SEATED_WIDTH, SEATED_PARTICLES = 30, 10, 48, 13
 
 

@@ -1,5 +1,7 @@
 r"""How columns of a regressor change seats, and how networks begin again once it is known which columns help."""
 
+from typing import cast
+
 import jax
 import jax.numpy as jnp
 
@@ -25,35 +27,34 @@ def reseated(sampler: Networks, state: RegressorState, own: Seats, factor: Array
     leaves = jnp.repeat(changed, sampler.hidden[0])
     leaves = jnp.pad(leaves, (0, sampler.network.dim - len(leaves)))
 
-    def move(state: RegressorState) -> RegressorState:
+    def move(own: tuple[Array, Array | None, Array]) -> tuple[Array, Array | None, Array]:
+        particles, trail, matrices = own
         stays = jnp.where(leaves, jnp.zeros((), factor.dtype), 1)
         fresh = covariance.start(prior_variance(sampler, factor) * (1 - stays)[None, None]).matrices
-        return state._replace(
-            particles=state.particles * stays[None],
-            trail=None if state.trail is None else state.trail * stays[None],
-            past=state.past._replace(matrices=state.past.matrices * (stays[:, None] * stays[None])[None, None] + fresh),
-            seats=own._replace(chosen=chosen),
-        )
+        matrices = matrices * (stays[:, None] * stays[None])[None, None] + fresh
+        return particles * stays[None], None if trail is None else trail * stays[None], matrices
 
-    return when(changed.any(), move, state)
+    particles, trail, matrices = when(changed.any(), move, (state.particles, state.trail, state.past.matrices))
+    past, new = state.past._replace(matrices=matrices), own._replace(chosen=chosen)
+    return state._replace(particles=particles, trail=trail, past=past, seats=new)
 
 
 def _begin_again(
-    sampler: Networks, state: RegressorState, own: Seats, factor: Array, memory: Memory, may: Array
+    sampler: Networks, state: RegressorState, factor: Array, memory: Memory, may: Array
 ) -> tuple[RegressorState, Array]:
     """Return networks that have learnt nothing, if what is known of the columns has changed, and whether it has."""
-    rows = state.moments.seen
+    rows, own = state.moments.seen, cast("Seats", state.seats)
     due = may & seats.due(own, factor, rows) & (memory.seen.astype(rows.dtype) >= SAME * rows)
 
-    def begin(state: RegressorState) -> RegressorState:
-        return state._replace(
-            particles=jnp.asarray(state.begin),
-            past=state.past._replace(matrices=covariance.start(prior_variance(sampler, factor)).matrices),
-            error=jnp.ones_like(state.error),
-            seats=seats.settled(own, factor, rows),
-        )
-
-    return when(due, begin, state), due
+    prior = prior_variance(sampler, factor)
+    matrices = when(due, lambda _: covariance.start(prior).matrices, state.past.matrices)
+    new = state._replace(
+        particles=jnp.where(due, state.begin, state.particles),
+        past=state.past._replace(matrices=matrices),
+        error=jnp.where(due, 1, state.error),
+        seats=jax.tree.map(lambda a, b: jnp.where(due, a, b), seats.settled(own, factor, rows), own),
+    )
+    return new, due
 
 
 def rows_again(state: RegressorState, chunk: Array, back: Array, old: Array) -> tuple[Array, Array | None]:
@@ -97,5 +98,5 @@ def after_rows(
         state = state._replace(pace=pace, trail=trail)
     state = reseated(sampler, state, own, gates.factor)
     may = ~again & (state.scaled_at > 0)
-    state, due = _begin_again(sampler, state, own, gates.factor, memory, may)
+    state, due = _begin_again(sampler, state, gates.factor, memory, may)
     return state, more, due, more | due
