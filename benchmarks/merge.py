@@ -15,13 +15,17 @@ def numpyro(files: list[dict]) -> dict:
     """Return the results of all files, as `benchmarks.numpyro_models` writes them."""
     done: dict[str, dict] = {}
     references: dict[str, dict] = {}
+    took: numpyro_models.Seconds = {}
     for file in files:
         references.update(file["references"])
+        for name, by_size in file.get("seconds", {}).items():
+            took.setdefault(name, {}).update(by_size)
         for name, by_batch in file["results"].items():
             for batch, trials in by_batch.items():
                 done.setdefault(name, {}).setdefault(batch, {}).update(trials)
     about = {"command": numpyro_models.command(done), "sources": one_stamp(files)}
-    return {**about, "tables": [numpyro_models.table(done)], "results": done, "references": references}
+    found = {"results": done, "references": references, "seconds": took}
+    return {**about, "tables": [numpyro_models.table(done)], **found}
 
 
 def of_diagnosis(files: list[dict]) -> dict:

@@ -1,256 +1,68 @@
 """Models in the style of NumPyro's examples, tracked row by row and compared with NUTS.
 
-`python -m benchmarks.numpyro_models --out docs/results`. Means and sds of NUTS are kept in the results file, and a run
-that only adds batches or seeds takes them from there. Limits of the diagnosis were set on seeds 0, 1, 10, 11.
+`python -m benchmarks.numpyro_models --out docs/results --jobs 16`. Means and sds of NUTS are kept in the results file,
+and a run that only adds batches or seeds takes them from there. Limits of the diagnosis were set on seeds 0, 1, 10, 11.
 """
 
 import argparse
 import hashlib
 import inspect
 import json
+import os
 import time
 import warnings
-from collections.abc import Callable
+from concurrent.futures import Future, ProcessPoolExecutor, as_completed
+from functools import cache
+from multiprocessing import get_context
 from pathlib import Path
+from typing import Any, NamedTuple
 
-import flax.linen as nn
 import jax
-import jax.numpy as jnp
 import numpy as np
-import numpyro
-from numpyro import distributions as dist
-from numpyro.contrib.module import random_flax_module
 from numpyro.handlers import reparam
 from numpyro.infer import MCMC, NUTS
 from numpyro.infer.reparam import LocScaleReparam
 
 import opvi
+from benchmarks.numpyro_examples import MODELS
 from benchmarks.stamp import stamp
 
 COMMAND = "python -m benchmarks.numpyro_models --out docs/results --batches {} --seeds {}"
-SOURCES = "src/opvi/filters", "src/opvi/adapters/numpyro.py", "benchmarks/numpyro_models.py"
-CHAINS, WARM_UP, SAMPLES = 4, 500, 1500
+SOURCES = (
+    "src/opvi/filters",
+    "src/opvi/adapters/numpyro.py",
+    "benchmarks/numpyro_examples.py",
+    "benchmarks/numpyro_models.py",
+)
+CHAINS, WARM_UP, SAMPLES, ACCEPTED = 4, 1000, 10000, 0.98
 DRAWS = 4000
-Rows = object
-Model = Callable[..., None]
-RNG = np.random.default_rng(0)
-X = RNG.normal(size=(200, 3)).astype(np.float32)
-NOISE = RNG.normal(size=200).astype(np.float32)
-MEAN = X @ np.array([1.0, -0.5, 0.0], np.float32)
-GROUP = np.arange(200, dtype=np.int32) % 6
-LABEL = (RNG.uniform(size=200) < 1 / (1 + np.exp(-MEAN))).astype(np.int32)
-COUNT = RNG.poisson(np.exp(0.5 * MEAN + 0.3 * NOISE)).astype(np.int32)
-TRIES = RNG.integers(10, 60, size=200).astype(np.int32)
-HITS = RNG.binomial(TRIES, 1 / (1 + np.exp(1 - 0.4 * NOISE))).astype(np.int32)
-SERIES = np.zeros(202, np.float32)
-for _t in range(2, 202):
-    SERIES[_t] = 0.6 * SERIES[_t - 1] - 0.3 * SERIES[_t - 2] + NOISE[_t - 2]
-CLUSTER = np.array([-4.0, 0.0, 3.0], np.float32)[RNG.choice(3, size=200, p=[0.2, 0.5, 0.3])] + 0.7 * NOISE
-PAIR = (RNG.normal(size=(200, 2)) @ np.array([[1.0, 0.6], [0.0, 0.8]])).astype(np.float32)
-GRADE = np.digitize(MEAN + RNG.logistic(size=200), [-1.0, 0.5, 2.0]).astype(np.int32)
-
-
-def slopes(scale: float = 1.0) -> jax.Array:
-    """Linear regression with three slopes."""
-    return numpyro.sample("slopes", dist.Normal(0, scale).expand([3]).to_event(1))
-
-
-def logistic(x: jax.Array, y: jax.Array) -> None:
-    """As in covtype: no plate."""
-    numpyro.sample("y", dist.Bernoulli(logits=x @ slopes()), obs=y)
-
-
-def subsampled(x: jax.Array, y: jax.Array) -> None:
-    """As in hmcecs: a plate that would draw a part of the rows."""
-    w = slopes()
-    with numpyro.plate("rows", 200, subsample_size=len(y)):
-        numpyro.sample("y", dist.Bernoulli(logits=x @ w), obs=y)
-
-
-def robust(x: jax.Array, y: jax.Array) -> None:
-    """Regression with outliers."""
-    scale = numpyro.sample("scale", dist.HalfNormal(1.0))
-    numpyro.sample("y", dist.StudentT(4.0, x @ slopes(), scale), obs=y)
-
-
-def pooled(tries: jax.Array, hits: jax.Array) -> None:
-    """Baseball: one chance for all."""
-    chance = numpyro.sample("chance", dist.Uniform(0, 1))
-    numpyro.sample("hits", dist.Binomial(tries, probs=chance), obs=hits)
-
-
-def not_pooled(tries: jax.Array, hits: jax.Array) -> None:
-    """Baseball: every player has his own chance, and the chances have a common mean."""
-    mean = numpyro.sample("mean", dist.Normal(-1, 1))
-    spread = numpyro.sample("spread", dist.HalfNormal(1.0))
-    with numpyro.plate("players", len(hits)):
-        own = numpyro.sample("own", dist.Normal(mean, spread))
-        numpyro.sample("hits", dist.Binomial(tries, logits=own), obs=hits)
-
-
-def beta_binomial(tries: jax.Array, hits: jax.Array) -> None:
-    """Baseball: chances between 0 and 1, partially pooled."""
-    mean = numpyro.sample("mean", dist.Uniform(0, 1))
-    size = numpyro.sample("size", dist.LogNormal(2.0, 1.0))
-    with numpyro.plate("players", len(hits)):
-        own = numpyro.sample("own", dist.Beta(mean * size + 0.1, (1 - mean) * size + 0.1))
-        numpyro.sample("hits", dist.Binomial(tries, probs=own), obs=hits)
-
-
-def departments(group: jax.Array, x: jax.Array, y: jax.Array) -> None:
-    """As in ucbadmit: intercepts and slopes of groups, correlated."""
-    centre = numpyro.sample("centre", dist.Normal(0, 1).expand([2]).to_event(1))
-    scale = numpyro.sample("scale", dist.HalfNormal(1.0).expand([2]).to_event(1))
-    root = numpyro.sample("root", dist.LKJCholesky(2, 2.0))
-    with numpyro.plate("departments", 6):
-        z = numpyro.sample("z", dist.Normal(0, 1).expand([2]).to_event(1))
-    own = centre + z @ (scale[:, None] * root).T
-    numpyro.sample("y", dist.Bernoulli(logits=own[group, 0] + own[group, 1] * x[:, 0]), obs=y)
-
-
-def horseshoe(x: jax.Array, y: jax.Array) -> None:
-    """Half-Cauchy scales."""
-    own = numpyro.sample("own", dist.HalfCauchy(1.0).expand([3]).to_event(1))
-    shared = numpyro.sample("shared", dist.HalfCauchy(1.0))
-    noise = numpyro.sample("noise", dist.HalfNormal(1.0))
-    numpyro.sample("y", dist.Normal(x @ (slopes() * own * shared), noise), obs=y)
-
-
-def negative_binomial(x: jax.Array, y: jax.Array) -> None:
-    """Counts that vary more than Poisson's."""
-    c = numpyro.sample("c", dist.Gamma(2.0, 0.5))
-    numpyro.sample("y", dist.NegativeBinomial2(jnp.exp(x @ slopes()), c), obs=y)
-
-
-def zero_inflated(x: jax.Array, y: jax.Array) -> None:
-    """More zeros than Poisson's."""
-    gate = numpyro.sample("gate", dist.Beta(1.0, 4.0))
-    numpyro.sample("y", dist.ZeroInflatedPoisson(gate, jnp.exp(x @ slopes())), obs=y)
-
-
-def random_rates(x: jax.Array, y: jax.Array) -> None:
-    """Counts whose rates vary from row to row."""
-    spread = numpyro.sample("spread", dist.HalfNormal(1.0))
-    w = slopes()
-    with numpyro.plate("rows", len(y)):
-        noise = numpyro.sample("noise", dist.Normal(0, 1))
-        numpyro.sample("y", dist.Poisson(jnp.exp(x @ w + spread * noise)), obs=y)
-
-
-def ordinal(x: jax.Array, y: jax.Array) -> None:
-    """Ordinal regression."""
-    ordered = dist.transforms.OrderedTransform()
-    cuts = numpyro.sample("cuts", dist.TransformedDistribution(dist.Normal(0, 1).expand([3]), ordered))
-    numpyro.sample("y", dist.OrderedLogistic(x @ slopes(), cuts), obs=y)
-
-
-def autoregression(lags: jax.Array, y: jax.Array) -> None:
-    """AR(2), a row with its two lags."""
-    a = numpyro.sample("a", dist.Normal(0, 1).expand([2]).to_event(1))
-    noise = numpyro.sample("noise", dist.HalfNormal(1.0))
-    numpyro.sample("y", dist.Normal(lags @ a, noise), obs=y)
-
-
-def correlation(y: jax.Array) -> None:
-    """Two numbers per row with an LKJ prior."""
-    root = numpyro.sample("root", dist.LKJCholesky(2, 1.0))
-    scale = numpyro.sample("scale", dist.HalfNormal(1.0).expand([2]).to_event(1))
-    numpyro.sample("y", dist.MultivariateNormal(jnp.zeros(2), scale_tril=scale[:, None] * root), obs=y)
-
-
-def levels(group: jax.Array, y: jax.Array) -> None:
-    """Six groups with a common spread, centred: a funnel where data are few."""
-    mean = numpyro.sample("mean", dist.Normal(0, 1))
-    spread = numpyro.sample("spread", dist.HalfNormal(1.0))
-    with numpyro.plate("groups", 6):
-        level = numpyro.sample("level", dist.Normal(mean, spread))
-    numpyro.sample("y", dist.Normal(level[group], 1.0), obs=y)
-
-
-def clusters(y: jax.Array) -> None:
-    """Three components with ordered means."""
-    share = numpyro.sample("share", dist.Dirichlet(jnp.ones(3)))
-    first = numpyro.sample("first", dist.Normal(0, 5))
-    gaps = numpyro.sample("gaps", dist.LogNormal(0, 1).expand([2]).to_event(1))
-    scale = numpyro.sample("scale", dist.LogNormal(0, 1))
-    means = first + jnp.concatenate([jnp.zeros(1), jnp.cumsum(gaps)])
-    with numpyro.plate("rows", len(y)):
-        numpyro.sample("y", dist.MixtureSameFamily(dist.Categorical(share), dist.Normal(means, scale)), obs=y)
-
-
-def one_normal(y: jax.Array) -> None:
-    """One distribution for all rows."""
-    scale = numpyro.sample("scale", dist.HalfCauchy(1.0))
-    numpyro.sample("y", dist.Normal(numpyro.sample("mean", dist.Normal(0, 1)), scale), obs=y)
-
-
-def waves(x: jax.Array, y: jax.Array) -> None:
-    """As in hsgp: a smooth function by fixed waves."""
-    length, size = (numpyro.sample(name, dist.LogNormal(0, 0.5)) for name in ("length", "size"))
-    w = numpyro.sample("w", dist.Normal(0, 1).expand([6]).to_event(1))
-    k = jnp.arange(1, 7) * jnp.pi / 6
-    density = size * jnp.exp(-0.25 * (length * k) ** 2)
-    noise = numpyro.sample("noise", dist.HalfNormal(1.0))
-    numpyro.sample("y", dist.Normal(jnp.sin(k * (x[:, :1] + 3)) @ (density * w), noise), obs=y)
-
-
-def network(x: jax.Array, y: jax.Array) -> None:
-    """As in bnn: two hidden layers, an unknown precision."""
-    for i, shape in enumerate([(3, 4), (4, 4), (4, 1)]):
-        w = numpyro.sample(f"w{i}", dist.Normal(0, 1).expand(shape).to_event(2))
-        x = jnp.tanh(x @ w) if i < 2 else x @ w
-    precision = numpyro.sample("precision", dist.Gamma(3.0, 1.0))
-    with numpyro.plate("rows", len(y)):
-        numpyro.sample("y", dist.Normal(x[:, 0], precision**-0.5), obs=y)
-
-
-def flax_network(x: jax.Array, y: jax.Array) -> None:
-    """A flax module under a prior."""
-    net = random_flax_module("net", nn.Dense(1), dist.Normal(0, 1), input_shape=(3,))
-    numpyro.sample("y", dist.Normal(net(x)[:, 0], numpyro.sample("noise", dist.HalfNormal(1.0))), obs=y)
-
-
-NUMBER = MEAN + NOISE
-MODELS: dict[str, tuple[Model, Rows]] = {
-    "logistic": (logistic, (X, LABEL)),
-    "subsampled": (subsampled, (X, LABEL)),
-    "robust": (robust, (X, NUMBER)),
-    "pooled": (pooled, (TRIES, HITS)),
-    "not pooled": (not_pooled, (TRIES, HITS)),
-    "beta-binomial": (beta_binomial, (TRIES, HITS)),
-    "departments": (departments, (GROUP, X, LABEL)),
-    "horseshoe": (horseshoe, (X, NUMBER)),
-    "negative binomial": (negative_binomial, (X, COUNT)),
-    "zero-inflated": (zero_inflated, (X, COUNT)),
-    "random rates": (random_rates, (X, COUNT)),
-    "ordinal": (ordinal, (X, GRADE)),
-    "AR(2)": (autoregression, (np.stack([SERIES[1:-1], SERIES[:-2]], 1), SERIES[2:])),
-    "LKJ": (correlation, PAIR),
-    "levels": (levels, (GROUP, NUMBER)),
-    "clusters": (clusters, CLUSTER),
-    "one normal": (one_normal, NUMBER),
-    "waves": (waves, (X, NUMBER)),
-    "network": (network, (X, NUMBER)),
-    "flax network": (flax_network, (X, NUMBER)),
+LONG = 150.0  # seconds: seeds that take longer together run apart
+ONE_THREAD = {  # each process has one core
+    "XLA_FLAGS": "--xla_cpu_multi_thread_eigen=false",
+    "OPENBLAS_NUM_THREADS": "1",
+    "OMP_NUM_THREADS": "1",
 }
-
-
 NON_CENTRED = {"levels": {"level": LocScaleReparam(0)}}  # NUTS, too, is slow to explore a funnel
 LOGARITHMS = {"horseshoe": ("own", "shared")}  # half-Cauchy scales have no mean
+Seconds = dict[str, dict[str, float]]  # by model and batch
 Moments = dict[str, dict[str, list[float]]]  # by site: mean and sd of every entry
 
 
 def nuts(name: str, sites: list[str]) -> Moments:
-    """Return the moments of a run of NUTS on all rows."""
+    """Return the moments of a long run of NUTS on all rows."""
     model, rows = MODELS[name]
     if name in NON_CENTRED:
         model = reparam(model, config=NON_CENTRED[name])
     how = {"num_warmup": WARM_UP, "num_samples": SAMPLES, "num_chains": CHAINS, "chain_method": "vectorized"}
-    chain = MCMC(NUTS(model, target_accept_prob=0.9, max_tree_depth=8), progress_bar=False, **how)
+    chain = MCMC(NUTS(model, target_accept_prob=ACCEPTED), progress_bar=False, **how)
     chain.run(jax.random.key(0), *(rows if isinstance(rows, tuple) else (rows,)))
     found = chain.get_samples()
-    flat = flattened(name, {site: found[site] for site in sites})
-    return {site: {"mean": draws.mean(0).tolist(), "sd": draws.std(0).tolist()} for site, draws in flat.items()}
+    return moments(flattened(name, {site: found[site] for site in sites}))
+
+
+def moments(found: dict[str, np.ndarray]) -> Moments:
+    """Return the means and sds of draws."""
+    return {site: {"mean": draws.mean(0).tolist(), "sd": draws.std(0).tolist()} for site, draws in found.items()}
 
 
 def flattened(name: str, found: dict[str, jax.Array]) -> dict[str, np.ndarray]:
@@ -264,26 +76,40 @@ def mark(name: str) -> str:
     model, rows = MODELS[name]
     text = (
         inspect.getsource(model)
-        + f"{CHAINS} {WARM_UP} {SAMPLES} {sorted(NON_CENTRED.get(name, {}))} {LOGARITHMS.get(name, ())}"
+        + f"{CHAINS} {WARM_UP} {SAMPLES} {ACCEPTED} {sorted(NON_CENTRED.get(name, {}))} {LOGARITHMS.get(name, ())}"
     )
     return hashlib.sha256(text.encode() + b"".join(leaf.tobytes() for leaf in jax.tree.leaves(rows))).hexdigest()[:16]
 
 
-def errors(ours: dict[str, np.ndarray], exact: Moments) -> dict[str, float]:
+def errors(ours: Moments, exact: Moments) -> dict[str, float]:
     """Return how far draws are from those of NUTS, in the model's own units; entries that never vary are left out."""
-    a = np.concatenate([ours[site] for site in exact], 1)
-    mean, sd = (np.concatenate([site[key] for site in exact.values()]) for key in ("mean", "sd"))
-    moving = sd > 1e-6
-    ratio = a.std(0)[moving] / sd[moving]
-    off = np.abs(a.mean(0) - mean)[moving] / sd[moving]
+    (mean, sd), (right, scale) = (
+        [np.concatenate([found[site][key] for site in exact]) for key in ("mean", "sd")] for found in (ours, exact)
+    )
+    moving = scale > 1e-6
+    off, ratio = (np.abs(mean - right) / scale)[moving], (sd / scale)[moving]
     return {"worst mean, sd": float(off.max()), "smallest sd": float(ratio.min()), "largest sd": float(ratio.max())}
 
 
-def trial(name: str, batch: int, seed: int, exact: Moments) -> dict:
-    """Track a model and compare the draws."""
+@cache
+def tracked(name: str) -> tuple[Any, Any]:
+    """Return a model's target and tracker, made once per process: its runs then share their compiled programs."""
     model, rows = MODELS[name]
     target = opvi.from_numpyro(model, rows)
-    tracker = opvi.tracker(target)
+    return target, opvi.tracker(target)
+
+
+class Run(NamedTuple):
+    """What a tracker's draws are like, and what it says about itself."""
+
+    found: Moments
+    said: dict[str, float]
+
+
+def trial(name: str, batch: int, seed: int) -> Run:
+    """Track a model."""
+    rows = MODELS[name][1]
+    target, tracker = tracked(name)
     begun = time.process_time()
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
@@ -291,14 +117,62 @@ def trial(name: str, batch: int, seed: int, exact: Moments) -> dict:
     seconds = time.process_time() - begun
     found = target.constrain(tracker.draws(state, jax.random.key(seed), DRAWS))
     said = tracker.diagnosis(state)
+    about = {"remembered": said.remembered, "off": said.off, "lost": said.lost, "seconds": seconds}
+    return Run(moments(flattened(name, found)), {"flagged": not said.right, **about})
+
+
+class Task(NamedTuple):
+    """Runs that one process makes in turn."""
+
+    name: str
+    batch: int
+    seeds: tuple[int, ...]
+
+
+def tasks(models: list[str], batches: list[int], seeds: list[int], done: dict[str, dict], took: Seconds) -> list[Task]:
+    """Return the runs that are missing, longest first by what they took before; the seeds of long ones run apart."""
+    found: dict[Task, float] = {}
+    for name in models:
+        for batch in batches:
+            missing = tuple(seed for seed in seeds if str(seed) not in done.get(name, {}).get(str(batch), {}))
+            start, run = expected(took.get(name, {}), batch)
+            each = [(seed,) for seed in missing] if run * len(missing) > LONG else [missing]
+            found |= {Task(name, batch, some): start + run * len(some) for some in each if some}
+    return sorted(found, key=lambda task: -found[task])
+
+
+def expected(took: dict[str, float], batch: int) -> tuple[float, float]:
+    """Return the seconds that a model takes to compile, about those of its fastest run before, and those of a run."""
+    start = min(took.values(), default=LONG)
+    return start, took.get(str(batch), 2 * max(took.values(), default=LONG / 2)) - start
+
+
+def slowest(done: dict[str, dict]) -> Seconds:
+    """Return how long the slowest run of each model and batch took: others may have found their programs compiled."""
     return {
-        **errors(flattened(name, found), exact),
-        "flagged": not said.right,
-        "remembered": said.remembered,
-        "off": said.off,
-        "lost": said.lost,
-        "seconds": seconds,
+        name: {batch: max(trial["seconds"] for trial in trials.values()) for batch, trials in by_batch.items()}
+        for name, by_batch in done.items()
     }
+
+
+def alone(turn: Any) -> None:
+    """Keep this process to a core of its own: JAX would start a thread for every core otherwise."""
+    if hasattr(os, "sched_setaffinity"):
+        cores = sorted(os.sched_getaffinity(0))
+        with turn.get_lock():
+            core, turn.value = cores[turn.value % len(cores)], turn.value + 1
+        os.sched_setaffinity(0, {core})
+
+
+def trials(task: Task) -> dict[str, Run]:
+    """Return the runs of a task by seed."""
+    return {str(seed): trial(task.name, task.batch, seed) for seed in task.seeds}
+
+
+def reference(name: str) -> dict:
+    """Return what NUTS finds for the sites of a model, and the mark of what it was found for."""
+    sites = [site for site in tracked(name)[0].program.names if site != "root"]
+    return {"mark": mark(name), "sites": nuts(name, sites)}
 
 
 HEADER = ["model", "runs", "worst mean, sds off", "sds, ratio to NUTS", "near", "flagged", "others", "flagged"]
@@ -333,14 +207,17 @@ def command(done: dict[str, dict]) -> str:
     return COMMAND.format(*(" ".join(map(str, numbers)) for numbers in (batches, seeds)))
 
 
-def write(file: Path, done: dict[str, dict], references: dict[str, dict]) -> None:
-    """Write what has been measured so far."""
+def write(file: Path, done: dict[str, dict], references: dict[str, dict], took: Seconds) -> None:
+    """Write what has been measured so far; `took` says how long earlier runs took."""
     made = {
         "command": command(done),
         "sources": stamp(*SOURCES),
         "tables": [table(done)],
         "results": done,
         "references": references,
+        "seconds": {
+            name: took.get(name, {}) | new for name, new in ({name: {} for name in took} | slowest(done)).items()
+        },
     }
     file.write_text(json.dumps(made, indent=1) + "\n")
 
@@ -353,25 +230,41 @@ def main() -> None:
     parser.add_argument("--seeds", type=int, nargs="+", default=[0])
     parser.add_argument("--models", nargs="+", default=list(MODELS))
     parser.add_argument("--again", action="store_true", help="measure runs that are in the file, too")
+    parser.add_argument("--jobs", type=int, default=1, help="processes at once, each on one core")
     options = parser.parse_args()
     file = options.out / "numpyro.json"
     options.out.mkdir(parents=True, exist_ok=True)
     before = json.loads(file.read_text()) if file.exists() else {}
     done: dict[str, dict] = {} if options.again else before.get("results", {})
     references: dict[str, dict] = before.get("references", {})
-    for name in options.models:
-        model, rows = MODELS[name]
-        if references.get(name, {}).get("mark") != mark(name):
-            sites = [site for site in opvi.from_numpyro(model, rows).program.names if site not in ("root",)]
-            references[name] = {"mark": mark(name), "sites": nuts(name, sites)}
-        for batch in options.batches:
-            for seed in options.seeds:
-                trials = done.setdefault(name, {}).setdefault(str(batch), {})
-                if str(seed) in trials:
-                    continue
-                trials[str(seed)] = trial(name, batch, seed, references[name]["sites"])
-                print(name, batch, seed, trials[str(seed)], flush=True)
-                write(file, done, references)
+    took = before.get("seconds") or slowest(before.get("results", {}))
+    for name, value in ONE_THREAD.items():
+        os.environ.setdefault(name, value)
+    failed: dict[Any, BaseException] = {}
+    found: dict[Task, dict[str, Run]] = {}
+    lacking = {name for name in options.models if references.get(name, {}).get("mark") != mark(name)}
+    spawned = get_context("spawn")
+    with ProcessPoolExecutor(options.jobs, spawned, alone, (spawned.Value("i", 0),)) as pool:
+        waiting: dict[Future, Any] = {pool.submit(reference, name): name for name in options.models if name in lacking}
+        for task in tasks(options.models, options.batches, options.seeds, done, took):
+            waiting[pool.submit(trials, task)] = task
+        for future in as_completed(waiting):
+            what = waiting[future]
+            if error := future.exception():
+                failed[what] = error
+            elif isinstance(what, Task):
+                found[what] = future.result()
+            else:
+                references[what] = future.result()
+                lacking.remove(what)
+            for task in [task for task in found if task.name not in lacking]:
+                exact, ours = references[task.name]["sites"], found.pop(task)
+                compared = {seed: {**errors(run.found, exact), **run.said} for seed, run in ours.items()}
+                done.setdefault(task.name, {}).setdefault(str(task.batch), {}).update(compared)
+                print(task, compared, flush=True)
+            write(file, done, references, took)
+    if failed:
+        raise SystemExit("\n".join(f"{what}: {error!r}" for what, error in failed.items()))
 
 
 if __name__ == "__main__":
