@@ -191,7 +191,7 @@ def test_fleets_and_older_files_have_none_unless_asked():
     assert without_memory(made).remembered == 0
     assert without_memory(opvi.watched(made)).sampler.remembered == 0
     asked = opvi.regressor(3, memory_rows=50)
-    assert without_memory(asked) is asked
+    assert without_memory(asked) == opvi.regressor(3, memory_rows=50, process=False)
     assert "memory_rows" not in settings(opvi.regressor(3, memory_rows=0))
     assert settings(asked)["memory_rows"] == 50
 

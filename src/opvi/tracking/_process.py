@@ -33,6 +33,7 @@ DECAY = (0.8, 0.95)  # of the means of slopes and of their squares
 CONSTANT = 0.1  # c
 USUAL = (1.0, 0.1, 0.3)  # s, σ², v: the middle of their priors
 SPREAD = 1.8  # of the logarithms of these three, in their priors; that of the lengths is 1, around √F
+LARGEST_SIZE = 10.0  # of s: sums of larger numbers that nearly cancel would lose their digits
 SMALLEST_NOISE = 3e-4  # of the variance of y: with less, rounding would show
 MEMORY = 0.95  # of the squared errors behind g, for 20 rows
 RIDGE = 5.0  # usual squared errors: pulls g towards a half
@@ -184,7 +185,7 @@ def _fitted(process: Process, scale: Scale, half_life: float | None) -> Process:
         steps, (a, b) = steps + 1, DECAY
         slope, square = a * slope + (1 - a) * down, b * square + (1 - b) * down**2
         move = RATE * slope / (1 - a**steps) / (jnp.sqrt(square / (1 - b**steps)) + 1e-3)
-        new = jnp.stack([now - move, slope, square])
+        new = jnp.stack([(now - move).at[columns].min(math.log(LARGEST_SIZE)), slope, square])
         return jnp.where(jnp.isfinite(new).all(), new, carry[0]), steps
 
     count = jnp.where(seen <= FEW_ROWS, MANY_STEPS, FEW_STEPS)

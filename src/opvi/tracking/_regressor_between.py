@@ -31,6 +31,7 @@ from opvi.tracking import _regressor_learning as learning
 from opvi.tracking import _scaling as scaling
 from opvi.tracking._calibration import USUAL_ROWS
 from opvi.tracking._regressor import Regressor
+from opvi.tracking._regressor_jumps import jump_odds
 from opvi.tracking._regressor_types import RegressorInfo, RegressorState, whole_blocks
 from opvi.tracking._regressor_units import standardised
 from opvi.types import Array, Batch, Key, Predicted
@@ -144,9 +145,9 @@ def _learn(
         state = state._replace(memory=memory)
     state = learning.learn_errors(state, seen.mean, one, scores, (depends, target, learnt), found.trust, begun)
     new = jnp.concatenate([jnp.where(missing, state.scale.mean[None, :-1], x), found.y[:, None]], 1)
-    moments = scaling.update(state.moments, new, weight, learning.SCALE_MEMORY)
+    moments = scaling.update(state.moments, new, weight, scaling.SCALE_MEMORY)
     state = state._replace(moments=moments, surprised=found.surprised, recent=found.recent)
-    odds, probability = learning.jump_odds(state, known, recalled, found, level, learnt * found.trust)
+    odds, probability = jump_odds(state, known, recalled, found, level, learnt * found.trust)
     state = state._replace(odds=odds)
     forgetting = sampler.each("forgetting", target) ** (weight.sum() / USUAL_ROWS * pacing.faster(state.pace))
     now = z, target, weight * found.trust

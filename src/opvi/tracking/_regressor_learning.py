@@ -22,18 +22,18 @@ from opvi.tracking import _process as processes
 from opvi.tracking import _scaling as scaling
 from opvi.tracking import _seats as seats
 from opvi.tracking import _starting as starting
-from opvi.tracking._calibration import USUAL_ROWS, Calibration, Combined, Scored
+from opvi.tracking._calibration import USUAL_ROWS, Combined, Scored
+from opvi.tracking._regressor_jumps import jump_odds, jumped
 from opvi.tracking._regressor_seats import Turn, after_rows, rows_again
 from opvi.tracking._regressor_types import Networks, RegressorInfo, RegressorState, prior_variance
 from opvi.tracking._regressor_units import rescaled, standardised, with_levels
-from opvi.tracking._scaling import Moments, Scale
+from opvi.tracking._scaling import SCALE_MEMORY, Scale
 from opvi.types import Array, Batch, Key, Particles, Predicted, Scalar
 
 LARGEST_GROWTH = 4.0  # forgetting never lets a variance exceed this many times the prior's
 ERROR_ROUNDS = 20.0  # of the usual size, over which a particle's squared error is averaged
 PAIR = 5  # rows learnt at once; in so few steps as this, too, while warming up
 LARGEST_SURPRISE = 5.0  # standard deviations; an outlier teaches no more than this
-SCALE_MEMORY = 50_000.0  # rows
 PARTIAL = 0.1  # what a row weighs in which values are missing
 
 
@@ -158,43 +158,6 @@ def learn_errors(
     return state._replace(calibration=known, error=error)
 
 
-def _jumped(
-    sampler: Networks, state: RegressorState, found: guard.Believed, rows: tuple[Array, ...], mean: Array, anew: Array
-) -> RegressorState:
-    """Return the state after a jump: y has a new level or new units, or the past is of no use; errors begin again.
-
-    The networks stay the same in units of y: a sensor that was moved or replaced costs no more than its scale.
-    With `anew`, they are reset to what they were before any row.
-    """
-    x, y, weight = rows
-    moments, old, known = state.moments, state.scale, state.calibration
-    shifted = old.mean.at[-1].add(found.shift * scaling.divisor(old)[-1])
-    centre, square = shifted[-1] + found.ratio * (moments.mean[-1] - old.mean[-1]), moments.square[-1] * found.ratio**2
-    fade = jnp.where(found.renew, jnp.minimum(1, guard.RENEWED / jnp.maximum(moments.seen, 1)), 1)
-    moments = Moments(moments.seen * fade, moments.mean.at[-1].set(centre), moments.square.at[-1].set(square) * fade)
-    new = scaling.scale_of(scaling.update(moments, jnp.concatenate([x, y[:, None]], 1), weight, SCALE_MEMORY))
-    fresh = Scale(shifted.at[-1].set(new.mean[-1]), old.sd.at[-1].set(new.sd[-1]))
-    scale = jax.tree.map(
-        lambda a, b: jnp.where(found.renew, a, b), fresh, Scale(shifted, old.sd.at[-1].mul(found.ratio))
-    )
-    target = standardised(state._replace(scale=scale), x, y)[1]
-    squared = ((target[None] - mean) ** 2 * weight[None]).sum(1) / jnp.maximum(weight.sum(), 1e-30)
-    prior = covariance.start(prior_variance(sampler, y)).matrices
-    return state._replace(
-        error=jnp.maximum(state.error, squared),
-        calibration=known._replace(
-            error=jnp.maximum(known.error, known.weights @ squared), rounds=jnp.minimum(known.rounds, 1)
-        ),
-        moments=moments,
-        scale=scale,
-        particles=jnp.where(anew, state.begin, state.particles),
-        past=state.past._replace(matrices=jnp.where(found.renew | anew, prior, state.past.matrices)),
-        memory=memories.emptied(state.memory, sampler.remembered),
-        pace=pacing.without_trail(state.pace),
-        process=processes.jumped(state.process, old, scale, found.known & ~anew),
-    )
-
-
 def slopes(sampler: Networks, state: RegressorState, z: Array) -> Array:
     r"""Return the gradients of the networks' prediction, $\partial \bar f / \partial z_j$: `[B, F]`."""
 
@@ -204,23 +167,6 @@ def slopes(sampler: Networks, state: RegressorState, z: Array) -> Array:
         return (state.calibration.weights @ each(state.particles, sampler.each("kind", z))).sum()
 
     return jax.grad(mean)(z)
-
-
-def jump_odds(
-    state: RegressorState,
-    known: Calibration,
-    recalled: memories.Recalled | None,
-    found: guard.Believed,
-    level: Array,
-    weight: Array,
-) -> tuple[Scalar, Scalar]:
-    """Return the odds of a jump after some rows, 0 after an alarm, and its probability."""
-    tested = jnp.where(known.rounds >= jumps.WARM_UP, weight, 0)
-    if recalled is not None:  # errors in places where no row has been say nothing about a jump
-        tested = jnp.where(recalled.extra[:, 1] < jumps.FAR, tested, 0)
-    odds = jumps.after(state.odds, jumps.wider(level, tested), tested.sum())
-    probability = jnp.where(found.jump, 1, jumps.probability(odds))
-    return jnp.where(probability > jumps.ALARM, 0, odds), probability
 
 
 def _learn_chunk(
@@ -277,7 +223,7 @@ def _learn_chunk(
     state = state._replace(process=processes.scored(state.process, beside, own, target, scored, known.error))
     odds, probability = jump_odds(state, known, recalled, found, level, scored)
     state, alarm = state._replace(odds=odds), probability > jumps.ALARM
-    state = when(alarm | waits, lambda s: _jumped(sampler, s, found, (x, y, weight), seen.mean, waits), state)
+    state = when(alarm | waits, lambda s: jumped(sampler, s, found, (x, y, weight), seen.mean, waits), state)
     state = with_levels(
         state._replace(surprised=found.surprised, recent=found.recent), odd, x, jnp.where(missing, weight[:, None], 0)
     )

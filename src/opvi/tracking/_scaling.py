@@ -13,6 +13,7 @@ MISREAD = 0.5  # where more than this share of the last few rows is that far off
 LARGEST_JUMP = 100.0  # standard deviations; one wild value must not blind the scale to all the others
 SMALLEST_SHARE = 1e-6  # a deviation below this share of the value's size is rounding, not a signal
 LONGEST_MEMORY = 1e6  # rows; counts in float32 stop growing by small steps some way above it
+SCALE_MEMORY = 50_000.0  # rows, of a regressor's units
 TRUSTED_COUNT = 20.0  # rows after which the deviation so far can call a value wild
 
 
