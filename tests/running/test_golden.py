@@ -16,7 +16,9 @@ SAMPLERS = {
     "langevin": opvi.langevin(opvi.linear_regression(3), step=0.1, temperature=0.5),
     "svgd with adam": opvi.svgd(opvi.linear_regression(3), step=optax.adam(0.1)),
     # As they were made then: today's remember rows by default, and columns fade.
-    "regressor": opvi.remembering(opvi.regressor(2, hidden=(3,), particles=2, memory_rows=0, fading_above=12), 5),
+    "regressor": opvi.remembering(
+        opvi.regressor(2, hidden=(3,), particles=2, memory_rows=0, fading_above=12, process=False), 5
+    ),
     "classifier": opvi.classifier(2, 3, hidden=(3,), particles=4, memory_rows=0),
 }
 PARTICLES = {"langevin": 4, "svgd with adam": 5}
@@ -163,7 +165,10 @@ def test_a_regressor_that_remembers_rows_says_why_it_cannot_load_one_that_does_n
             FILE,
             {
                 "regressor": opvi.remembering(
-                    opvi.regressor(2, hidden=(3,), particles=2, memory_rows=0, fading_above=1), 5
+                    opvi.regressor(2, hidden=(3,), particles=2, memory_rows=0, fading_above=1, process=False), 5
                 )
             },
         )
+    made = opvi.regressor(2, hidden=(3,), particles=2, memory_rows=0, fading_above=12)
+    with pytest.raises(opvi.running.CheckpointError, match=r"process` is missing.*without one: see `process`"):
+        opvi.load(FILE, {"regressor": opvi.remembering(made, 5)})

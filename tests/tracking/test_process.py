@@ -11,6 +11,7 @@ from sklearn.gaussian_process.kernels import ConstantKernel, DotProduct, Rationa
 
 import opvi
 from opvi.tracking import _process as processes
+from opvi.tracking import _regressor_learning as learning
 from opvi.tracking._neighbours import without_memory
 from opvi.tracking._scaling import Scale
 
@@ -169,6 +170,14 @@ def test_a_covariance_that_cannot_be_factored_leaves_no_process():
     assert processes.share(after) == 0
     assert all(np.isfinite(leaf).all() for leaf in jax.tree.leaves(after))
     assert taught(X[:20], Y[:20], process=after).counts[1] == 100  # and it begins again
+
+
+def test_rows_that_networks_learn_again_do_not_join_it_twice():
+    made = opvi.regressor(3)
+    state = learning.start(made, jnp.zeros((made.particles, made.network.dim)))._replace(scale=SCALE)
+    rows = jnp.asarray(X[:5], jnp.float32), jnp.asarray(Y[:5]), jnp.ones(5)
+    for before, count in ((None, 5), (jnp.array(-1.0), 5), (jnp.array(2.0), 0)):
+        assert learning._with_rows(made, state, rows, before).process.counts[0] == count
 
 
 def errors(process, seed, rows=400, turn=None):

@@ -144,7 +144,7 @@ def test_networks_begin_again_without_the_columns_that_do_not_help():
     rng = np.random.default_rng(0)
     x = rng.normal(size=(800, 12)).astype(np.float32)
     y = (2 * x[:, 3] + np.tanh(2 * x[:, 8]) + x[:, 8] * x[:, 5] + 0.1 * rng.normal(size=800)).astype(np.float32)
-    small = replace(opvi.regressor(12), hidden=(24,), particles=5, seats=4, settings=default_settings(5))
+    small = replace(opvi.regressor(12, process=False), hidden=(24,), particles=5, seats=4, settings=default_settings(5))
     errors, state = learnt(small, x, y)
     assert bool(state.seats.alone)
     assert {3, 5, 8} <= set(state.seats.chosen.tolist())

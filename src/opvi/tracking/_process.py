@@ -33,7 +33,7 @@ DECAY = (0.8, 0.95)  # of the means of slopes and of their squares
 CONSTANT = 0.1  # c
 USUAL = (1.0, 0.1, 0.3)  # s, σ², v: the middle of their priors
 SPREAD = 1.8  # of the logarithms of these three, in their priors; that of the lengths is 1, around √F
-LARGEST_SIZE = 10.0  # of s: sums of larger numbers that nearly cancel would lose their digits
+LARGEST_SIZE = 4.0  # of s: sums of larger numbers that nearly cancel would lose their digits
 SMALLEST_NOISE = 3e-4  # of the variance of y: with less, rounding would show
 MEMORY = 0.95  # of the squared errors behind g, for 20 rows
 RIDGE = 5.0  # usual squared errors: pulls g towards a half
@@ -90,12 +90,15 @@ def beside(process: Process | None, scale: Scale, x: Array) -> Beside | None:
     columns, there = x.shape[1], process.scale
     z = scaling.readable(_inputs(there), x)
     here = _filled(process.counts[1])
-    (_, bent), line = _parts(process.settings[0], z, process.points)
+    (_, bent), line = _parts(process.settings[0], z, process.points, True)
     k = jnp.where(here[None], bent + line, 0)
     own = _own(process.settings[0], z)
     variance = jnp.maximum(own - ((k @ process.root.T) ** 2).sum(1), 1e-4 * own)
     unit, old = scaling.divisor(scale)[columns], scaling.divisor(there)[columns]
-    mean = (k @ process.alpha) * (old / unit) + (there.mean[columns] - scale.mean[columns]) / unit
+    # Large terms nearly cancel: partial sums lose fewer digits, and not others for one row than for many.
+    mean = (k * process.alpha[None]).reshape(len(x), 32, -1).sum(2).sum(1) * (old / unit) + (
+        there.mean[columns] - scale.mean[columns]
+    ) / unit
     return Beside(share(process), mean, variance * (old / unit) ** 2)
 
 
@@ -212,14 +215,21 @@ def _filled(rows: Array) -> Array:
     return jnp.arange(ROWS, dtype=jnp.int32) < rows
 
 
-def _parts(settings: Array, a: Array, b: Array) -> tuple[tuple[Array, Array], Array]:
-    """Return 1 / (1 + q / 4) and the bent part of the covariances between a and b, and their straight part."""
+def _parts(settings: Array, a: Array, b: Array, apart: bool = False) -> tuple[tuple[Array, Array], Array]:
+    """Return 1 / (1 + q / 4) and the bent part of the covariances between a and b, and their straight part.
+
+    With `apart`, q is a sum of differences squared, which keeps all its digits, and the same ones for any number of
+    rows; products of matrices are faster.
+    """
     columns = a.shape[1]
     length, (s, _, v) = jnp.exp(settings[:columns]), jnp.exp(settings[columns:])
     u, w = a / length[None], b / length[None]
-    q = jnp.maximum((u**2).sum(1)[:, None] + (w**2).sum(1)[None] - 2 * u @ w.T, 0)
+    if apart:
+        q, product = ((u[:, None] - w[None]) ** 2).sum(2), (a[:, None] * b[None]).sum(2)
+    else:
+        q, product = jnp.maximum((u**2).sum(1)[:, None] + (w**2).sum(1)[None] - 2 * u @ w.T, 0), a @ b.T
     inner = 1 / (1 + q / 4)
-    return (inner, s * inner**2), v / columns * (a @ b.T) + CONSTANT
+    return (inner, s * inner**2), v / columns * product + CONSTANT
 
 
 def _noise(settings: Array) -> Scalar:

@@ -201,8 +201,7 @@ def _learn_chunk(
     plain, one, depends = memories.combine(state.memory, recalled, known, seen.mean, doubt, full, beside)
     unit, centre = scaling.divisor(state.scale)[-1], state.scale.mean[-1]
     scores = calibration.scored(state.calibration, one, target)
-    density = calibration.log_predictive(state.calibration, scores) - jnp.log(unit)
-    level = calibration.level(state.calibration, scores)
+    density, level = calibration.log_predictive(known, scores) - jnp.log(unit), calibration.level(known, scores)
     found = guard.believe(known, one, state.scale, (state.surprised, state.recent), (y, weight), begun)
     learnt = jnp.where(found.jump, 0, weight)  # errors of the time before a jump say nothing of those to come
     believed = learnt * found.trust
@@ -211,11 +210,11 @@ def _learn_chunk(
         slope = slopes(sampler, state, z)
         noted = believed if before is None else jnp.where(before < 0, believed, 0)
         rows = memories.Rows(x, y, noted, target, plain.mean, slope)
-        memory = memories.learn(state.memory, recalled, rows, state.scale, known.error, begun, *kept)
-        state = state._replace(memory=memory)
+        remembered = state.memory, recalled, rows, state.scale, known.error, begun
+        state = state._replace(memory=memories.learn(*remembered, *kept))
     if state.gates is not None:
-        after = gates.update(state.gates, z, z * slope, target - own, scored, state.seats is not None)
-        state = state._replace(gates=after)
+        judged = state.gates, z, z * slope, target - own, scored, state.seats is not None
+        state = state._replace(gates=gates.update(*judged))
     state = learn_errors(state, seen.mean, one, scores, (depends, target, learnt), found.trust, begun, before)
     if state.pace is not None:
         move = own - known.weights @ means(sampler, state.trail, z, state.seats)
@@ -244,13 +243,21 @@ def _learn_chunk(
     now = *standardised(state, x, y), weight * found.trust
     renew = renewed | alarm if len(weight) <= PAIR else early | renewed | alarm  # few rows are all first
     state = absorb(sampler, state, seen, now, forgetting, renew)
-    fed = x, found.y, now[2] if before is None else jnp.where(before < 0, now[2], 0)
-    state = state._replace(process=processes.learn(state.process, state.scale, fed, sampler.half_life))
+    state = _with_rows(sampler, state, (x, found.y, now[2]), before)
     if state.pace is not None:
         state = state._replace(trail=pacing.follow(state.trail, state.particles, state.pace, scored.sum()))
     state = state._replace(scaled_at=jnp.where(waits & first.enough, moments.seen, state.scaled_at))
     told = root_mean_square(state.particles - particles), probability
     return state, jnp.stack([density, one.mean * unit + centre, level, *(jnp.full_like(y, one) for one in told)], 1)
+
+
+def _with_rows(
+    sampler: Networks, state: RegressorState, rows: tuple[Array, Array, Array], before: Array | None
+) -> RegressorState:
+    """Return the state with rows in its process, unless networks that began again learnt them from memory."""
+    x, y, weight = rows
+    new = x, y, weight if before is None else jnp.where(before < 0, weight, 0)
+    return state._replace(process=processes.learn(state.process, state.scale, new, sampler.half_life))
 
 
 def _learn_all(
