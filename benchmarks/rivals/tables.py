@@ -160,12 +160,12 @@ def draw(book: Book, rivals: list[Rival], ours: Ours, path: Path) -> Path:
             ax.annotate(
                 "opvi", (line, 1), (0, 3), xycoords=("data", "axes fraction"), textcoords="offset points", ha="center"
             )
-        left.set(xscale="log", xlim=(0.85, 14), xlabel="error, opvi = 1 (RMSE, or share of rows wrong)")
-        left.set_xticks([1, 1.5, 2, 3, 5, 10], ["1", "1.5", "2", "3", "5", "10"])
+        left.set(xscale="log", xlim=(0.85, 40), xlabel="error, opvi = 1 (RMSE, or share of rows wrong)")
+        left.set_xticks([1, 1.5, 2, 3, 5, 10, 30], ["1", "1.5", "2", "3", "5", "10", "30"])
         left.minorticks_off()
         right.set(xlabel="log score lost to opvi, nats per row")
         right.set_xscale("symlog", linthresh=0.1)
-        right.set_xlim(-0.12, 4)
+        right.set_xlim(-0.12, 6)
         right.set_xticks([-0.1, -0.05, 0, 0.05, 0.1, 0.3, 1, 3], ["-0.1", "-0.05", "0", "0.05", "0.1", "0.3", "1", "3"])
         right.minorticks_off()
         left.set_yticks(range(len(names)), [SHORT.get(name, name) for name in names])

@@ -87,6 +87,14 @@ def test_the_oldest_rows_are_replaced_and_rows_without_weight_are_not_kept(as_th
     np.testing.assert_allclose(beside(process, SCALE, jnp.asarray(ASKED, jnp.float32)).mean, mean, atol=2e-3)
 
 
+def test_counts_do_not_overflow():
+    process = taught()
+    late = process._replace(counts=process.counts + processes.MANY)  # a multiple of the places
+    after, usual = (taught(X[:40], Y[:40], process=one) for one in (late, process))
+    assert after.counts.tolist() == [100 + processes.MANY // 2, 60 + processes.MANY // 2]
+    np.testing.assert_array_equal(after.rows, usual.rows)
+
+
 def test_predictions_do_not_depend_on_the_units_asked_for():
     process = taught()
     other = Scale(jnp.asarray([9, 9, 9, -10.0]), jnp.asarray([3, 3, 3, 0.5]))

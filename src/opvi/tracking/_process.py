@@ -23,11 +23,12 @@ from opvi.tracking._scaling import Scale
 from opvi.types import Array, Scalar
 
 ROWS = 512  # the last ones, that it is fitted to
+MANY = 1 << 30  # rows from which on the count begins again half-way, before it overflows
 TAUGHT = 256  # of them, that the settings are learnt from
 WIDEST = 64  # columns
-EVERY, SELDOM = 100.0, 400.0  # rows: it is fitted again after a tenth more, 20 at least and so many at most
+EVERY, SELDOM = 100.0, 400.0  # rows, at most, until it is fitted again: after a tenth more, 20 at least
 UNUSED = 0.05  # g below which it is fitted seldom
-MANY_STEPS, FEW_STEPS, FEW_ROWS = 12, 2, 200  # of the settings, each time: up to so many rows, and later
+MANY_STEPS, FEW_STEPS, FEW_ROWS = 12, 2, 200  # of the settings, at each fit: up to this number of rows, and later
 RATE = 0.1  # of a step, in logarithms
 DECAY = (0.8, 0.95)  # of the means of slopes and of their squares
 CONSTANT = 0.1  # c
@@ -154,9 +155,10 @@ def learn(
     number = process.counts[0] + jnp.cumsum(here, dtype=jnp.int32)
     place = jnp.where(here & (number > number[-1] - ROWS), (number - 1) % ROWS, ROWS)
     kept = process.rows.at[place].set(jnp.concatenate([x, y[:, None], weight[:, None]], 1), mode="drop")
-    process = process._replace(rows=kept, counts=process.counts.at[0].set(number[-1]))
-    seen, last = process.counts.astype(x.dtype)
-    due = seen - last >= jnp.clip(last / 10, USUAL_ROWS, jnp.where(share(process) < UNUSED, SELDOM, EVERY))
+    counts = process.counts.at[0].set(number[-1])
+    process = process._replace(rows=kept, counts=counts - jnp.where(number[-1] > MANY, MANY // 2, 0))
+    new, last = jnp.stack([counts[0] - counts[1], counts[1]]).astype(x.dtype)
+    due = new >= jnp.clip(last / 10, USUAL_ROWS, jnp.where(share(process) < UNUSED, SELDOM, EVERY))
     return when(due, lambda p: _fitted(p, scale, half_life), process)
 
 
@@ -211,7 +213,7 @@ def _inputs(scale: Scale) -> Scale:
 
 
 def _filled(rows: Array) -> Array:
-    """Return which places hold a row after so many."""
+    """Return which places hold a row, of this many rows so far."""
     return jnp.arange(ROWS, dtype=jnp.int32) < rows
 
 
