@@ -92,7 +92,7 @@ def main() -> None:
         "machine": machine(command),
         "sources": stamp(*SOURCES),
         "seeds": list(SEEDS),
-        "tables": [{"header": ["table", "rows", "RMSE, ratio", "log density, gain", "share"], "rows": rows}],
+        "tables": [{"header": ["data", "rows", "RMSE, ratio", "log density, gain", "share"], "rows": rows}],
         "results": tables,
     }
     options.out.mkdir(parents=True, exist_ok=True)
