@@ -180,6 +180,6 @@ def test_equal_samplers_are_traced_once(make):
         one, other = make(), make()
         state = jax.eval_shape(one.init, key)
         assert len(step(one)) > 5
-        assert all(
-            name.endswith((".step", ".call", ".called", "refuse_forked", "__eq__", "__hash__")) for name in step(other)
-        )
+        # `_made` hears of programs that JAX has made, if an earlier test turned the folder of programs on.
+        allowed = (".step", ".call", ".called", "refuse_forked", "__eq__", "__hash__", "_made")
+        assert all(name.endswith(allowed) for name in step(other))

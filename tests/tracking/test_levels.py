@@ -87,7 +87,8 @@ def run(made, data):
 @pytest.mark.slow
 def test_a_regressor_learns_the_levels_of_individuals(individuals):
     X, y = individuals
-    with_, without = (opvi.regressor(2, hidden=(5,), particles=2, memory_rows=500, levels=on) for on in (True, False))
+    settings = {"hidden": (5,), "particles": 2, "memory_rows": 500, "process": False}  # which would find them by itself
+    with_, without = (opvi.regressor(2, levels=on, **settings) for on in (True, False))
     engine, said = run(with_, individuals)
     _, plain = run(without, individuals)
     error, before = (np.sqrt(np.mean((mean - y)[200:] ** 2)) for mean in (said, plain))

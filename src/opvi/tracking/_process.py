@@ -144,6 +144,25 @@ def jumped(process: Process | None, old: Scale, new: Scale, known: Array) -> Pro
     return jax.tree.map(lambda a, b: jnp.where(known, a, b), moved, fresh)
 
 
+def widened(old: Process, fresh: Process) -> Process:
+    """Return the process with the columns of a fresh one, which has more; of the old rows they are missing."""
+    columns, wide = old.points.shape[1], fresh.points.shape[1]
+    more, width = wide - columns, jnp.log(jnp.asarray(wide / columns, old.steps.dtype))
+
+    def padded(leaf: Array, last: int, value: float = 0.0) -> Array:
+        before, after = jnp.split(leaf, [leaf.shape[-1] - last], -1)
+        room = [(0, 0)] * (leaf.ndim - 1) + [(0, more)]
+        return jnp.concatenate([jnp.pad(before, room, constant_values=value), after], -1)
+
+    settings = padded(old.settings, 3).at[0, columns:wide].set(fresh.settings[0, columns:wide])
+    return old._replace(
+        rows=padded(old.rows, 2, jnp.nan),
+        settings=settings.at[0, -1].add(width),  # of v: the straight part is one of all columns
+        points=padded(old.points, 0),
+        scale=Scale(*(padded(one, 1) for one in old.scale)),
+    )
+
+
 def learn(
     process: Process | None, scale: Scale, rows: tuple[Array, Array, Array], half_life: float | None
 ) -> Process | None:
@@ -166,7 +185,8 @@ def _fitted(process: Process, scale: Scale, half_life: float | None) -> Process:
     """Return the process fitted to its rows, after a few steps of its settings."""
     columns, seen = process.points.shape[1], process.counts[0]
     here, dtype = _filled(seen), process.rows.dtype
-    z = scaling.readable(_inputs(scale), process.rows[:, :-2])
+    x = process.rows[:, :-2]
+    z = scaling.readable(_inputs(scale), jnp.where(jnp.isnan(x), scale.mean[None, :-1], x))
     y = jnp.where(here, (process.rows[:, -2] - scale.mean[-1]) / scaling.divisor(scale)[-1], 0)
     weight = process.rows[:, -1]
     if half_life is not None:

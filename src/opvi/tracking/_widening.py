@@ -10,6 +10,7 @@ from opvi.filters._covariance import Blocks, within
 from opvi.filters._kfac import SMALL, WANDERING_DAMPING, KFACState
 from opvi.targets import MLP
 from opvi.tracking import _pace as pacing
+from opvi.tracking import _process as processes
 from opvi.tracking._class_memory import ClassMemory, Kept
 from opvi.tracking._classifier import ClassifierState
 from opvi.tracking._memory import Memory
@@ -55,7 +56,7 @@ def widened_regressor(old: RegressorState, fresh: RegressorState, hidden: tuple[
         )
     matrices = _covariances(np.asarray(old.past.matrices), np.array(fresh.past.matrices), blocks, places)
     return old._replace(
-        process=fresh.process,
+        process=None if fresh.process is None or old.process is None else processes.widened(old.process, fresh.process),
         particles=_put(fresh.particles, np.s_[:, places], old.particles),
         past=old.past._replace(matrices=jnp.asarray(matrices)),
         calibration=known,
