@@ -266,6 +266,13 @@ def test_a_poisoned_batch_leaves_the_particles_as_they_were(case):
     assert bool(info.finite)
 
 
+@each_case
+def test_a_batch_without_rows_is_refused(case):
+    nothing = opvi.Batch(case.rows(0, 0), np.ones(0, np.float32))
+    with pytest.raises(ValueError, match="a batch has 0 rows, but needs at least 1"):
+        case.algorithm.step(KEY, case.algorithm.init(KEY, N), nothing)
+
+
 @pytest.mark.parametrize("name", ["opvi", "svgd", "blob", "gfsd", "gfsf", "wag"])
 def test_repulsive_flows_need_two_particles(name):
     with pytest.raises(ValueError, match=r"at least 2 rows.*online_map"):

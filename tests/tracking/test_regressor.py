@@ -104,6 +104,14 @@ def test_padding_does_not_count(learnt):
     np.testing.assert_array_equal(empty.particles, state.particles)
 
 
+@pytest.mark.parametrize("made", [SMALL, opvi.classifier(SMALL.features, 2)])
+def test_a_batch_without_rows_is_refused(made):
+    state = jax.eval_shape(made.init, KEY)
+    nothing = opvi.Batch((np.zeros((0, SMALL.features), np.float32), np.zeros(0, np.float32)), np.ones(0, np.float32))
+    with pytest.raises(ValueError, match="a batch has 0 rows, but needs at least 1"):
+        jax.eval_shape(made.step, KEY, state, nothing)
+
+
 @pytest.mark.slow
 def test_large_batches_are_learnt_piece_by_piece():
     """One batch of 640 rows learns about as much as 32 batches of 20."""

@@ -191,6 +191,8 @@ def cast(batch: Batch, dtype: DType) -> Batch:
             f"`batch` is a {type(batch).__name__}, but `step` takes an `opvi.Batch`. "
             "Wrap rows with `opvi.batch((X, y))`, or iterate over `opvi.stream(...)`."
         )
+    if jnp.shape(batch.weight) == (0,):
+        raise ValueError("a batch has 0 rows, but needs at least 1.")
 
     def convert(leaf: Tree) -> Array:
         leaf = jnp.asarray(leaf)

@@ -10,7 +10,7 @@ import numpy as np
 
 from opvi.filters._covariance import Blocks
 from opvi.targets import MLP, Layer, Passed, backward, forward, jacobian
-from opvi.tracking._scaling import Scale, divisor, readable
+from opvi.tracking._scaling import Scale, divisor, of_inputs, readable
 from opvi.tracking._seats import Seen
 from opvi.types import Array, Scalar
 
@@ -91,7 +91,7 @@ def between(old: Scale, new: Scale, doubt: Array | None = None, now: Array | Non
     ratio, shift = ratio[:-1], shift[:-1]
     if doubt is not None and now is not None:
         grown = jnp.minimum(ratio, jnp.maximum(1, jax.lax.rsqrt(jnp.maximum(doubt, 1e-30))))
-        away = readable(Scale(new.mean[:-1], new.sd[:-1]), now[None])[0]  # as the network sees it: within bounds
+        away = readable(of_inputs(new), now[None])[0]  # as the network sees it: within bounds
         shift, ratio = shift + jnp.where(known[:-1], (ratio - grown) * away, 0), grown
     return Units(ratio, shift, back, output_shift)
 

@@ -186,7 +186,7 @@ def combine(
 
 def _parts(scale: Scale) -> tuple[Scale, Scale]:
     """Return the scale of X and that of y."""
-    return Scale(scale.mean[:-1], scale.sd[:-1]), Scale(scale.mean[-1], scale.sd[-1])
+    return scaling.of_inputs(scale), Scale(scale.mean[-1], scale.sd[-1])
 
 
 class Rows(NamedTuple):

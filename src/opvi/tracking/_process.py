@@ -89,7 +89,7 @@ def beside(process: Process | None, scale: Scale, x: Array) -> Beside | None:
     if process is None:
         return None
     columns, there = x.shape[1], process.scale
-    z = scaling.readable(_inputs(there), x)
+    z = scaling.readable(scaling.of_inputs(there), x)
     here = _filled(process.counts[1])
     (_, bent), line = _parts(process.settings[0], z, process.points, True)
     k = jnp.where(here[None], bent + line, 0)
@@ -186,7 +186,7 @@ def _fitted(process: Process, scale: Scale, half_life: float | None) -> Process:
     columns, seen = process.points.shape[1], process.counts[0]
     here, dtype = _filled(seen), process.rows.dtype
     x = process.rows[:, :-2]
-    z = scaling.readable(_inputs(scale), jnp.where(jnp.isnan(x), scale.mean[None, :-1], x))
+    z = scaling.readable(scaling.of_inputs(scale), jnp.where(jnp.isnan(x), scale.mean[None, :-1], x))
     y = jnp.where(here, (process.rows[:, -2] - scale.mean[-1]) / scaling.divisor(scale)[-1], 0)
     weight = process.rows[:, -1]
     if half_life is not None:
@@ -226,10 +226,6 @@ def _fitted(process: Process, scale: Scale, half_life: float | None) -> Process:
         alpha=jnp.where(good, alpha, 0),
         scale=scale,
     )
-
-
-def _inputs(scale: Scale) -> Scale:
-    return Scale(scale.mean[:-1], scale.sd[:-1])
 
 
 def _filled(rows: Array) -> Array:

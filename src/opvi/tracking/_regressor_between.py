@@ -122,7 +122,7 @@ def _learn(
     """Return what was predicted for some rows, the probability of a jump, and the state after them; units stay."""
     x, y, weight = rows
     begun, known, kept = jnp.array(True), state.calibration, (sampler.remembered, sampler.half_life)
-    missing = scaling.far(scaling.Scale(state.scale.mean[:-1], state.scale.sd[:-1]), x)
+    missing = scaling.far(scaling.of_inputs(state.scale), x)
     weight = jnp.where(missing.any(1), learning.PARTIAL * weight, weight)
     z, target = standardised(state, x, y)
     seen = learning.linearise(sampler, state, z)

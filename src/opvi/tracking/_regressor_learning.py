@@ -27,7 +27,7 @@ from opvi.tracking._regressor_jumps import jump_odds, jumped
 from opvi.tracking._regressor_seats import Turn, after_rows, rows_again
 from opvi.tracking._regressor_types import Networks, RegressorInfo, RegressorState, prior_variance
 from opvi.tracking._regressor_units import rescaled, standardised, with_levels
-from opvi.tracking._scaling import SCALE_MEMORY, Scale
+from opvi.tracking._scaling import SCALE_MEMORY
 from opvi.types import Array, Batch, Key, Particles, Predicted, Scalar
 
 LARGEST_GROWTH = 4.0  # forgetting never lets a variance exceed this many times the prior's
@@ -187,7 +187,7 @@ def _learn_chunk(
     first = starting.joined(jnp.asarray(state.held), chunk)
     state = state._replace(held=jnp.where(waits, first.held, state.held))
     weight = jnp.where(begun | again, weight, 0)
-    missing = scaling.far(Scale(state.scale.mean[:-1], state.scale.sd[:-1]), x)
+    missing = scaling.far(scaling.of_inputs(state.scale), x)
     odd = jnp.where(begun, guard.recent(state.odd, missing, weight), state.odd)
     weight = jnp.where(missing.any(1), PARTIAL * weight, weight)
     z, target = standardised(state, x, y)

@@ -23,7 +23,7 @@ def standardised(state: RegressorState, x: Array, y: Array) -> tuple[Array, Arra
     """Return x and y in the units of the networks, with useless columns faded."""
     scale = state.scale
     target = (y - scale.mean[-1]) / scaling.divisor(scale)[-1]
-    z = gates.through(state.gates, scaling.readable(Scale(scale.mean[:-1], scale.sd[:-1]), x))
+    z = gates.through(state.gates, scaling.readable(scaling.of_inputs(scale), x))
     return z, jnp.clip(target, -LARGEST_TARGET, LARGEST_TARGET)
 
 

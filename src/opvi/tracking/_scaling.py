@@ -69,6 +69,11 @@ def scale_of(moments: Moments) -> Scale:
     return Scale(moments.mean, jnp.where(sd > SMALLEST_SHARE * jnp.abs(moments.mean), sd, 0))
 
 
+def of_inputs(scale: Scale) -> Scale:
+    """Return the scale of the columns of X, of one whose last column is y."""
+    return Scale(scale.mean[:-1], scale.sd[:-1])
+
+
 def divisor(scale: Scale) -> Array:
     """Return the standard deviations, with 1 for constant columns."""
     return jnp.where(scale.sd > 0, scale.sd, 1)
