@@ -171,6 +171,22 @@ def test_after_a_jump_it_follows_new_units_or_forgets():
     jax.tree.map(np.testing.assert_array_equal, forgets, processes.start(3, jnp.float32))
 
 
+def test_more_columns_change_nothing_until_they_move():
+    process, x = taught(), jnp.asarray(ASKED, jnp.float32)
+    wide = processes.widened(process, processes.start(5, jnp.float32))
+    assert jax.tree.map(jnp.shape, wide) == jax.tree.map(jnp.shape, processes.start(5, jnp.float32))
+    scale = Scale(*(jnp.insert(one, 3, jnp.zeros(2)) for one in SCALE))
+    before, after = beside(process, SCALE, x), beside(wide, scale, jnp.pad(x, ((0, 0), (0, 2)), constant_values=7))
+    np.testing.assert_allclose(after.mean, before.mean, rtol=1e-4, atol=1e-5)
+    np.testing.assert_allclose(after.variance, before.variance, rtol=1e-3)
+    moving = Scale(scale.mean.at[3:5].set(7.0), scale.sd.at[3:5].set(2.0))
+    new = np.concatenate([X[:20], RNG.normal(7, 2, size=(20, 2))], 1).astype(np.float32)
+    learnt = learn(wide, moving, (jnp.asarray(new), jnp.asarray(Y[:20]), jnp.ones(20)), None)
+    assert learnt.counts.tolist() == [80, 80]  # old rows, in which the new columns are missing, can be fitted
+    said = beside(learnt, moving, jnp.pad(x, ((0, 0), (0, 2)), constant_values=7))
+    np.testing.assert_allclose(said.mean, before.mean, atol=0.3)
+
+
 def test_a_covariance_that_cannot_be_factored_leaves_no_process():
     broken = taught()._replace(settings=jnp.full((3, 6), jnp.nan), counts=jnp.asarray([60, 1]))
     after = taught(X[:20], Y[:20], process=broken)
