@@ -412,6 +412,13 @@ MUTANTS = [
         "tests/running/test_programs.py",
     ),
     Mutant(
+        "programs of another processor are used",
+        "src/opvi/running/_kept.py",
+        "        machine(),\n",
+        "",
+        "tests/running/test_programs.py",
+    ),
+    Mutant(
         "a particle that leaps is kept",
         "src/opvi/filters/_gauss_newton.py",
         "good &= (jnp.abs(move) <= LARGEST_STEP * jnp.sqrt(largest)).all((1, 2))",

@@ -13,6 +13,7 @@ import pytest
 import opvi
 from opvi import filters, flows, schedules, targets, tracking
 from opvi.flows import fields, kernels
+from opvi.types import as_key
 
 NETWORK = opvi.mlp(2, (3,), activation=jnp.tanh, prior_variance=None)
 FEW = opvi.linear_regression(2)
@@ -183,3 +184,15 @@ def test_equal_samplers_are_traced_once(make):
         # `_made` hears of programs that JAX has made, if an earlier test turned the folder of programs on.
         allowed = (".step", ".call", ".called", "refuse_forked", "__eq__", "__hash__", "_made")
         assert all(name.endswith(allowed) for name in step(other))
+
+
+@pytest.mark.parametrize("seed", [0, 1, 2**31 - 1, 2**31, 2**40 + 3, -1])
+def test_a_seed_is_the_key_that_jax_makes_of_it(seed):
+    key = as_key(seed)
+    assert key.dtype == jax.random.key(seed).dtype
+    assert (jax.random.key_data(key) == jax.random.key_data(jax.random.key(seed))).all()
+
+
+def test_a_seed_is_a_key_of_the_usual_kind():
+    with jax.default_prng_impl("rbg"):
+        assert as_key(1).dtype == jax.random.key(1).dtype

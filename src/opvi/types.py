@@ -127,6 +127,8 @@ class FieldValue(NamedTuple):
     bandwidth: Scalar
 
 
+THREEFRY, SEED_OFFSET = "threefry2x32", "jax_random_seed_offset"  # of JAX's random numbers
+
 Field = Callable[[Particles, Scores], FieldValue]
 Schedule = float | Callable[[Array], Array]  # a number, or a function of the round t = 1, 2, …
 # κ(rows of this batch, rows seen including this batch) -> factor on the batch's summed gradient
@@ -145,10 +147,19 @@ class DivergedError(FloatingPointError):
 def as_key(key: Seed) -> Key:
     """Return a JAX key from a key or an integer seed."""
     if isinstance(key, int | np.integer):
-        return jax.random.key(int(key))
+        return _seeded(int(key))
     if isinstance(key, jax.Array):
         return key
     raise TypeError(f"`key` is {key!r}, but a JAX key or an integer seed is needed, e.g. `key=0`.")
+
+
+def _seeded(seed: int) -> Key:
+    """Return `jax.random.key(seed)`; by hand where that is plain, because JAX would compile two programs for it."""
+    said = jax.config.values
+    plain = said.get("jax_default_prng_impl") == THREEFRY and not said.get(SEED_OFFSET)
+    if not plain or not 0 <= seed < 2**31:
+        return jax.random.key(seed)
+    return jax.random.wrap_key_data(jax.device_put(np.array([0, seed], np.uint32)), impl=THREEFRY)
 
 
 def as_schedule(schedule: Schedule) -> Schedule:

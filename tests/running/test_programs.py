@@ -1,6 +1,7 @@
 """Compiled programs are kept on disk for the next process, unless somebody says otherwise."""
 
 import gc
+import itertools
 import json
 import os
 import subprocess
@@ -10,8 +11,8 @@ import jax
 import pytest
 
 import opvi
+from opvi.running import _kept as kept
 from opvi.running import _programs as programs
-from opvi.running import _traced as traced
 from opvi.running._engine import begun
 
 TWICE = """
@@ -34,7 +35,7 @@ print(names.count("jit(advanced)"))
 SCRIPT = """
 import json, jax, jax.monitoring, numpy as np
 heard = []
-jax.monitoring.register_event_listener(lambda name, **_: heard.append(name))
+jax.monitoring.register_event_duration_secs_listener(lambda name, *_, **about: heard.append(about.get("fun_name")))
 import opvi
 from opvi.running import Engine, _engine
 one_round, traced = _engine.one_round, []
@@ -42,7 +43,7 @@ _engine.one_round = lambda *given: traced.append(1) or one_round(*given)
 engine = Engine(opvi.regressor(2, hidden=(), particles=3), 0)
 x = np.random.default_rng(0).normal(size=(40, 2))
 engine.feed((x, x[:, 0]))
-print(json.dumps([sum("cache_hits" in name for name in heard), float(engine.state.particles.sum()), bool(traced)]))
+print(json.dumps(["jit(advanced)" in heard, float(engine.state.particles.sum()), bool(traced)]))
 """
 
 
@@ -56,16 +57,17 @@ def run(script=SCRIPT, **variables):
 
 @pytest.mark.slow
 def test_the_next_process_finds_them_even_after_damage(tmp_path):
-    first, bits, traced = run(OPVI_PROGRAMS=str(tmp_path))
-    kept, lowered = sorted(tmp_path.glob("*-cache")), sorted((tmp_path / "traced").iterdir())
-    assert first == 0
-    assert kept
-    assert lowered
+    compiled, bits, traced = run(OPVI_PROGRAMS=str(tmp_path))
+    assert compiled
     assert traced
-    assert run(OPVI_PROGRAMS=str(tmp_path)) == [len(kept), bits, False]  # nothing is compiled, and nothing is traced
-    for path in [*kept, *lowered]:
-        path.write_bytes(path.read_bytes()[:100])
-    assert run(OPVI_PROGRAMS=str(tmp_path))[1:] == [bits, True]
+    files = sorted((tmp_path / "whole").iterdir())
+    assert files
+    assert not list(tmp_path.glob("*-cache"))  # JAX's own cache does not keep them again
+    assert run(OPVI_PROGRAMS=str(tmp_path)) == [False, bits, False]  # nothing is compiled, and nothing is traced
+    damages = (lambda path: path.write_bytes(path.read_bytes()[:100]), lambda path: kept._write(path, b"no program"))
+    for path, damage in zip(files, itertools.cycle(damages), strict=False):
+        damage(path)
+    assert run(OPVI_PROGRAMS=str(tmp_path)) == [True, bits, True]
 
 
 @pytest.mark.slow
@@ -118,40 +120,47 @@ def test_half_a_program_is_swept_away_and_a_file_in_the_way_is_no_error(untouche
     assert programs.keep_programs() is None
 
 
-def test_what_was_traced_is_found_by_everything_that_it_depends_on(untouched, tmp_path):
+def test_a_program_is_found_by_everything_that_it_depends_on(untouched, tmp_path):
     sampler, key = opvi.regressor(2, hidden=(4,), particles=3), jax.random.key(0)
-    assert traced._place(begun, (sampler,), (key,)) is None  # no programs are kept
+    assert kept.place(begun, (sampler,), (key,)) is None  # no programs are kept
     untouched.setenv("OPVI_PROGRAMS", str(tmp_path))
     programs.keep_programs()
-    place = traced._place(begun, (sampler,), (key,))
-    assert traced._place(begun, (opvi.regressor(2, hidden=(4,), particles=3),), (key,)) == place
+    place = kept.place(begun, (sampler,), (key,))
+    assert kept.place(begun, (opvi.regressor(2, hidden=(4,), particles=3),), (key,)) == place
     others = [
-        traced._place(opvi.running._engine.answer, (sampler,), (key,)),
-        traced._place(begun, (opvi.regressor(2, hidden=(4,), particles=4),), (key,)),
-        traced._place(begun, (sampler,), (jax.random.split(key),)),
-        traced._place(begun, (sampler,), ((key,),)),
+        kept.place(opvi.running._engine.answer, (sampler,), (key,)),
+        kept.place(begun, (opvi.regressor(2, hidden=(4,), particles=4),), (key,)),
+        kept.place(begun, (sampler,), (jax.random.split(key),)),
+        kept.place(begun, (sampler,), ((key,),)),
     ]
     with jax.default_matmul_precision("highest"):
-        others.append(traced._place(begun, (sampler,), (key,)))
-    untouched.setattr(traced, "_sources", lambda: "another version")
-    others.append(traced._place(begun, (sampler,), (key,)))
-    assert len({place, *others}) == 7
-    assert traced._place(begun, (lambda: 0,), (key,)) is None  # a function of the user
+        others.append(kept.place(begun, (sampler,), (key,)))
+    untouched.setattr(kept, "_sources", lambda: "another version")
+    others.append(kept.place(begun, (sampler,), (key,)))
+    others.append(kept.place(begun, (sampler,), (key,), ({"xla_backend_optimization_level": 0}, None)))
+    untouched.setattr(kept, "machine", lambda: "another processor")
+    others.append(kept.place(begun, (sampler,), (key,)))
+    assert len({place, *others}) == 9
+    assert kept.place(begun, (lambda: 0,), (key,)) is None  # a function of the user
     untouched.setattr(jax, "device_count", lambda: 2)
-    assert traced._place(begun, (sampler,), (key,)) is None
+    assert kept.place(begun, (sampler,), (key,)) is None
 
 
-def test_the_results_of_tracing_are_bounded_and_whole(tmp_path, monkeypatch):
-    monkeypatch.setattr(traced, "MOST", 2)
+def test_programs_on_disk_are_bounded_and_whole(tmp_path, monkeypatch):
+    monkeypatch.setattr(kept, "MOST", 2)
     for i, name in enumerate("abc"):
-        traced._write(tmp_path / "traced" / name, name.encode())
-        os.utime(tmp_path / "traced" / name, (i, i))
-    traced._write(tmp_path / "traced" / "d", b"d")
-    assert sorted(path.name for path in (tmp_path / "traced").iterdir()) == ["c", "d"]
-    assert traced._read(tmp_path / "traced" / "d") == b"d"
-    (tmp_path / "traced" / "d").write_bytes(bytes(32) + b"d")
-    assert traced._read(tmp_path / "traced" / "d") is None
-    assert traced._read(tmp_path / "traced" / "a") is None
+        kept._write(tmp_path / "whole" / name, name.encode())
+        os.utime(tmp_path / "whole" / name, (i, i))
+    kept._write(tmp_path / "whole" / "d", b"d")
+    assert sorted(path.name for path in (tmp_path / "whole").iterdir()) == ["c", "d"]
+    assert kept._read(tmp_path / "whole" / "d") == b"d"
+    (tmp_path / "whole" / "d").write_bytes(bytes(32) + b"d")
+    assert kept._read(tmp_path / "whole" / "d") is None
+    assert kept._read(tmp_path / "whole" / "a") is None
+    monkeypatch.setattr(kept, "LARGEST", 100)  # bytes: three files of 33 fit, and one of 65 and one of 33
+    monkeypatch.setattr(kept, "MOST", 9)
+    kept._write(tmp_path / "whole" / "e", bytes(33))
+    assert len(list((tmp_path / "whole").iterdir())) == 2
 
 
 def test_nothing_is_collected_while_a_program_is_traced():
@@ -163,15 +172,16 @@ def test_nothing_is_collected_while_a_program_is_traced():
             raise KeyError
 
     seen: list[bool] = []
+    made = kept.Program(function, 1, None, None)
     assert gc.isenabled()
-    traced.traced(function, (False,), ())
+    made(0)
     with pytest.raises(KeyError):
-        traced.traced(function, (True,), ())
+        made(1)
     assert seen == [False, False]
     assert gc.isenabled()
     gc.disable()
     try:
-        traced.traced(function, (False,), ())
+        made(False)
         assert not gc.isenabled()
     finally:
         gc.enable()

@@ -14,11 +14,11 @@ import numpy as np
 
 from opvi._cpu import compiler_options, one_blas_thread
 from opvi._forks import refuse_forked
+from opvi.running._kept import Program
 from opvi.running._learners import one_learner, without_mark
 from opvi.running._plain import from_plain, plainly
 from opvi.running._programs import keep_programs
 from opvi.running._rows import as_rows, cut, joined, padded, row_count, size_of, taken, weights
-from opvi.running._traced import placed, traced
 from opvi.types import Array, ArrayLike, Batch, Data, Info, Key, Sampler, Seed, State, Tree, as_key
 
 CHUNK_BYTES = 1 << 24  # of batches held at once
@@ -100,13 +100,7 @@ def program(
     function: Callable[..., Tree], settings: int, quick: bool, in_place: int | None = None
 ) -> Callable[..., Tree]:
     """Compile a function whose first arguments are settings, as the engine does; one argument may be overwritten."""
-
-    def kept(*arguments: Any) -> Tree:
-        return traced(function, arguments[:settings], arguments[settings:])
-
-    kept.__name__ = function.__name__
-    options, donated = compiler_options(quick, function is answer), () if in_place is None else (in_place,)
-    return jax.jit(kept, static_argnums=tuple(range(settings)), donate_argnums=donated, compiler_options=options)
+    return Program(function, settings, compiler_options(quick, function is answer), in_place)
 
 
 class Fed(NamedTuple):
@@ -196,7 +190,7 @@ class Engine:
     @one_learner
     def learn(self, batches: Batch) -> Info:
         """Learn stacked batches `[rounds, rows, ...]`; return the sampler's Info, leaves `[rounds, ...]`."""
-        state, infos = placed(self.state), []
+        state, infos = self.state, []
         with one_blas_thread():
             for chunk, count, quick in self._chunks(batches):
                 learn = program(advanced, 3, quick, 4) if self.in_place else program(advanced, 3, quick)
@@ -212,7 +206,7 @@ class Engine:
         """Learn again from rows learnt before, which teach the parameters but not calibration, scale or counts."""
         if getattr(self.sampler, "relearn", None) is None:
             raise TypeError(f"{self.sampler} cannot learn rows again: it has no `relearn`.")
-        batches, state = cut(self._rows(data, weight), self.batch), placed(self.state)
+        batches, state = cut(self._rows(data, weight), self.batch), self.state
         learn = program(again, 1, self._quick_rounds(state) > 0)
         with one_blas_thread():
             for chunk, count in _chunks(batches):
@@ -230,7 +224,7 @@ class Engine:
             others: arrays with as many rows as x.
         """
         refuse_forked()
-        state = placed(self.state)  # one and the same for all rows, whatever another thread learns meanwhile
+        state = self.state  # one and the same for all rows, whatever another thread learns meanwhile
         arrays = as_rows((x, tuple(others)), self._dtype)
         ask = program(answer, 3, self._quick_rounds(state) > 0)
         rows, answers = row_count(arrays), []

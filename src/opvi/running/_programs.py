@@ -13,7 +13,7 @@ import jax.monitoring
 from opvi._cpu import give_back
 
 SWITCH = "OPVI_PROGRAMS"  # "off", or the folder
-LARGEST = 1 << 29  # bytes that the folder may take; the programs used longest ago make room
+LARGEST = 1 << 28  # bytes that JAX's own files may take, and those of `_kept`; the programs used longest ago make room
 WORTH_KEEPING = 0.2  # seconds that a program took to compile
 
 _asked = False
@@ -39,7 +39,7 @@ def keep_programs() -> Path | None:
     if _asked or wanted.lower() in ("off", "0", "no") or jax.config.values["jax_compilation_cache_dir"]:
         return None
     _asked = True
-    folder = Path(wanted).expanduser() if wanted else _user_cache() / "opvi" / "programs" / _machine()
+    folder = Path(wanted).expanduser() if wanted else _user_cache() / "opvi" / "programs" / machine()
     try:
         folder.mkdir(parents=True, exist_ok=True)
         _swept(folder)
@@ -74,8 +74,9 @@ def _user_cache() -> Path:
     return Path.home() / "Library" / "Caches" if sys.platform == "darwin" else Path.home() / ".cache"
 
 
-def _machine() -> str:
-    """Return a name for the processor and JAX version, because programs fit only these."""
+@cache
+def machine() -> str:
+    """Return a name for the processor, JAX version and flags, because programs fit only these."""
     try:
         flags = next(line for line in Path("/proc/cpuinfo").read_text().splitlines() if line.startswith("flags"))
     except (OSError, StopIteration):

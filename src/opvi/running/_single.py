@@ -13,7 +13,6 @@ from opvi._forks import refuse_forked
 from opvi.predictive import Predictive
 from opvi.running._engine import Engine, program
 from opvi.running._rows import as_rows
-from opvi.running._traced import placed
 from opvi.types import Array, ArrayLike, Batch, Data, Info, Key, Sampler, Tree
 
 
@@ -72,7 +71,7 @@ class Single:
 
     @state.setter
     def state(self, state: Tree) -> None:
-        self._state = placed(state)
+        self._state = state
         self._seen: tuple[bytes, Tree] | None = None  # the row looked at last, and what it said
 
     def feed(self, data: Data, weight: ArrayLike | None) -> Info | None:

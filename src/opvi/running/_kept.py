@@ -1,0 +1,239 @@
+"""Compiled programs found by what they were made from: the next process neither traces nor lowers nor compiles them.
+
+JAX finds a compiled program by what is lowered, so a process that has all its programs on disk would still trace each
+of them, which takes longer than reading it. Here it is found by the function, its settings, the shapes of its
+arguments, the options of the compiler and opvi's own sources.
+"""
+
+import gc
+import hashlib
+import json
+import os
+import tempfile
+import threading
+import time
+import zlib
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import cache
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+
+from opvi._cpu import give_back
+from opvi.running._plain import from_plain, plainly
+from opvi.running._programs import LARGEST, WORTH_KEEPING, kept_in, machine
+from opvi.types import Tree
+
+MOST = 400  # programs kept; those used longest ago make room. One takes 50 KB to 2 MB
+LARGE = 1 << 20  # bytes of a program after whose reading memory is given back
+SQUEEZED = 1  # of zlib's levels: the others take longer and gain a fifth
+SWITCHES = ("jax_default_matmul_precision", "jax_enable_x64", "jax_default_device")  # others change no program of ours
+LATEST = "jax_persistent_cache_min_compile_time_secs"
+
+_compiling = threading.RLock()
+
+
+class Program:
+    """A compiled function whose first arguments are settings; called like the function.
+
+    It is JAX's own, compiled by `jax.jit`, where no programs are kept, on several devices, and for settings that hold
+    functions of the user.
+
+    Args:
+        function: a function of a module.
+        settings: how many of its arguments are hashable settings.
+        options: of the compiler.
+        in_place: the argument that may be overwritten.
+    """
+
+    def __init__(
+        self, function: Callable[..., Tree], settings: int, options: dict[str, Any] | None, in_place: int | None
+    ):
+        def traced(*arguments: Any) -> Tree:
+            with uncollected():
+                return function(*arguments)
+
+        traced.__name__ = function.__name__
+        donated = () if in_place is None else (in_place,)
+        self.function, self.settings, self.options, self.in_place = function, settings, options, in_place
+        self._jitted: Any = jax.jit(
+            traced, static_argnums=tuple(range(settings)), donate_argnums=donated, compiler_options=options
+        )
+        self._found: dict[Any, Any] = {}
+
+    def __call__(self, *arguments: Any) -> Tree:
+        """Return the function's result."""
+        if kept_in() is None:
+            return self._jitted(*arguments)
+        settings, arrays = arguments[: self.settings], arguments[self.settings :]
+        leaves, tree = jax.tree.flatten(arrays)
+        shapes = tuple([(leaf.shape, leaf.dtype) for leaf in leaves])
+        known = settings, tree, shapes, *[getattr(jax.config, name) for name in SWITCHES]
+        found = self._found.get(known)
+        if found is None:
+            found = self._found.setdefault(known, self._made(settings, arrays))
+        return found(*arrays)
+
+    def _made(self, settings: tuple[Any, ...], arrays: tuple[Tree, ...]) -> Callable[..., Tree]:
+        """Return the program for arrays of these shapes: from disk, or compiled now and kept for others."""
+        path = place(self.function, settings, arrays, (self.options, self.in_place))
+        if path is None:
+            return lambda *given: self._jitted(*settings, *given)
+        found = _loaded(path, arrays)
+        if found is not None:
+            return found
+        began = time.monotonic()
+        with _compiling, _not_kept_twice():
+            compiled = self._jitted.lower(*settings, *arrays).compile()
+        if time.monotonic() - began > WORTH_KEEPING:
+            _keep(path, compiled)
+        return compiled
+
+    def _cache_size(self) -> int:
+        return self._jitted._cache_size() + len(self._found)
+
+
+@contextmanager
+def uncollected() -> Iterator[None]:
+    """Within this block garbage is not collected: tracing makes a million objects, and nearly all of them stay."""
+    collects = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if collects:
+            gc.enable()
+
+
+@contextmanager
+def _not_kept_twice() -> Iterator[None]:
+    """Within this block JAX does not write what it compiles to its own cache."""
+    before = jax.config.values[LATEST]
+    jax.config.update(LATEST, 1e9)
+    try:
+        with uncollected():
+            yield
+    finally:
+        jax.config.update(LATEST, before)
+
+
+def place(
+    function: Callable[..., Tree], settings: tuple[Any, ...], arrays: tuple[Tree, ...], how: tuple[Any, ...] = ()
+) -> Path | None:
+    """Return the file of a program; None if it cannot be kept."""
+    folder = kept_in()
+    if folder is None or jax.device_count() > 1:
+        return None
+    try:
+        said = plainly((function, settings))
+    except TypeError:
+        return None
+    leaves, tree = jax.tree.flatten(arrays)
+    about = [
+        said,
+        str(tree),
+        [(leaf.shape, str(leaf.dtype)) for leaf in leaves],
+        how,
+        {name: str(getattr(jax.config, name, None)) for name in sorted(jax.config.values) if name != LATEST},
+        machine(),
+        _sources(),
+    ]
+    known = json.dumps(about, default=_array)
+    return folder / "whole" / hashlib.sha256(known.encode()).hexdigest()
+
+
+def _array(value: np.ndarray) -> list[Any]:
+    return [value.dtype.str, value.shape, value.tobytes().hex()]
+
+
+@cache
+def _sources() -> str:
+    """Name the code that is traced: opvi's own, JAX's, and optax's."""
+    root = Path(__file__).parents[1]
+    told = hashlib.sha256(" ".join(version(name) for name in ("jax", "jaxlib", "optax", "numpy")).encode())
+    for path in sorted(root.rglob("*.py")):
+        told.update(f"{path.relative_to(root)} {path.stat().st_size} ".encode())
+        told.update(path.read_bytes())
+    return told.hexdigest()
+
+
+@cache
+def _lapack_found() -> None:
+    """Let JAX look up LAPACK's functions, as it does when it lowers one: a program from disk finds them there."""
+    try:
+        from jaxlib.lapack import prepare_lapack_call
+
+        prepare_lapack_call("potrf_ffi", np.dtype(np.float32))
+    except (ImportError, AttributeError, TypeError):  # not public: seen in 0.10
+        jax.jit(jax.lax.linalg.cholesky).lower(jax.ShapeDtypeStruct((1, 1), np.float32))
+
+
+def _loaded(path: Path, arrays: tuple[Tree, ...]) -> Any:
+    """Return a program from disk; None if it is not there or cannot be used, for whatever reason: then it is made."""
+    kept = _read(path)
+    if kept is None:
+        return None
+    from jax.experimental import serialize_executable
+
+    _lapack_found()
+    try:
+        told, _, program = zlib.decompress(kept).partition(b"\n")
+        given, returned = jax.tree.structure((arrays, {})), from_plain(json.loads(told))
+        found = serialize_executable.deserialize_and_load(program, given, returned)
+    except Exception:
+        return None
+    if len(program) > LARGE:
+        give_back()
+    return found
+
+
+def _keep(path: Path, compiled: Any) -> None:
+    """Write a program to disk, unless JAX or the disk cannot."""
+    from jax.experimental import serialize_executable
+
+    try:
+        program, _, returned = serialize_executable.serialize(compiled)
+        _write(path, zlib.compress(json.dumps(plainly(returned)).encode() + b"\n" + program, SQUEEZED))
+    except (ValueError, TypeError, NotImplementedError, OSError, RuntimeError):
+        return
+
+
+def _read(path: Path) -> bytes | None:
+    """Return what is kept; None if there is nothing intact."""
+    try:
+        held = path.read_bytes()
+        os.utime(path)
+    except OSError:
+        return None
+    digest, kept = held[:32], held[32:]
+    return kept if hashlib.sha256(kept).digest() == digest else None
+
+
+def _write(path: Path, kept: bytes) -> None:
+    path.parent.mkdir(exist_ok=True)
+    handle, name = tempfile.mkstemp(dir=path.parent, prefix="new-")
+    try:
+        with os.fdopen(handle, "wb") as file:
+            file.write(hashlib.sha256(kept).digest() + kept)
+        Path(name).replace(path)
+    except OSError:
+        Path(name).unlink(missing_ok=True)
+        raise
+    room, files = LARGEST, sorted(map(_used, path.parent.iterdir()), reverse=True)
+    for number, (_, size, old) in enumerate(files):
+        room -= size
+        if number >= MOST or room < 0:
+            old.unlink(missing_ok=True)
+
+
+def _used(path: Path) -> tuple[float, int, Path]:
+    """Return when a file was last used, and its size."""
+    try:
+        about = path.stat()
+        return about.st_mtime, about.st_size, path
+    except OSError:  # another process removed it
+        return 0.0, 0, path
