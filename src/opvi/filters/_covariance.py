@@ -90,7 +90,7 @@ def shed(C: Covariance, Z: Array, gamma: Array, largest: Array) -> Covariance:
         return (matrices + matrices.mT) / 2 * (1 - diagonal) + (after + loose)[..., None] * diagonal
 
     moved = (Z != 0).any()  # a refused batch takes nothing off, and leaves everything as it was
-    updates = jnp.where(moved, (C.updates + 1) % MEND_EVERY, C.updates)
+    updates = jnp.where(moved, jax.lax.rem(C.updates + 1, jnp.asarray(MEND_EVERY, C.updates.dtype)), C.updates)
     return Covariance(when(moved & (updates == 0), mend, matrices), updates)
 
 
@@ -125,7 +125,7 @@ def faded_shed(C: Covariance, fade: Fading, Z: Array, largest: Array) -> Covaria
         return (matrices + matrices.mT) / 2 * (1 - diagonal) + after[..., None] * diagonal
 
     moved = (Z != 0).any()
-    updates = jnp.where(moved, (C.updates + 1) % MEND_EVERY, C.updates)
+    updates = jnp.where(moved, jax.lax.rem(C.updates + 1, jnp.asarray(MEND_EVERY, C.updates.dtype)), C.updates)
     return Covariance(when(moved & (updates == 0), mend, matrices), updates)
 
 
@@ -195,10 +195,19 @@ class Blocks(NamedTuple):
     dim: int
     aligned: bool = False  # whether every block begins with whole units, and ends with what belongs to none
 
+    @property
+    def run(self) -> slice | None:
+        """The places of the only block, if they follow each other: what is cut out, not looked up, costs less."""
+        first, size = int(self.order[0, 0]), self.order.shape[1]
+        follow = len(self.order) == 1 and first + size <= self.dim and (np.diff(self.order[0]) == 1).all()
+        return slice(first, first + size) if follow else None
+
     def gather(self, vectors: Array) -> Array:
         """Return vectors `[..., d]` as blocks `[..., K, D]`, padded with 0."""
         if self.order.shape == (1, self.dim):
             return vectors[..., None, :]
+        if self.run is not None:
+            return vectors[..., None, self.run]
         padded = jnp.concatenate([vectors, jnp.zeros((*vectors.shape[:-1], 1), vectors.dtype)], -1)
         return padded[..., self.order]
 
@@ -206,6 +215,9 @@ class Blocks(NamedTuple):
         """Return blocks `[..., K, D]` as vectors `[..., d]`."""
         if self.order.shape == (1, self.dim):
             return blocks[..., 0, :]
+        if self.run is not None:
+            room = [(0, 0)] * (blocks.ndim - 2) + [(self.run.start, self.dim - self.run.stop)]
+            return jnp.pad(blocks[..., 0, :], room)
         empty = jnp.zeros((*blocks.shape[:-2], self.dim + 1), blocks.dtype)
         return empty.at[..., self.order].set(blocks)[..., :-1]
 

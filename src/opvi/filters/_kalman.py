@@ -119,7 +119,11 @@ def in_turn(
         inverse = _root_inverse(S)
         new = jnp.einsum("nrs,nksd->nkrd", inverse, AC)
         move = move + jnp.einsum("nkrd,nr->nkd", new, jnp.einsum("nrs,ns->nr", inverse, e))
-        return move, jax.lax.dynamic_update_slice_in_dim(Z, new, p * size, 2), surprise.at[p].set(own)
+        return (
+            move,
+            jax.lax.dynamic_update_slice_in_dim(Z, new, p * size, 2),
+            jax.lax.dynamic_update_index_in_dim(surprise, own, p, 0),
+        )
 
     none = (
         jnp.zeros((n, K, D), first.A.dtype),

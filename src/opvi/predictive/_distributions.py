@@ -9,6 +9,7 @@ from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax.scipy.special import betainc, gammaln
 from jax.scipy.stats import norm
 
@@ -51,22 +52,25 @@ class StudentT(NamedTuple):
 
     mean: Array
     variance: Array
-    dof: Array
+    dof: Array  # NumPy's if they are constants
     spread: Array  # the part of the variance that comes from not knowing the parameters
 
     def _standard(self, y: Array) -> tuple[Array, Array, Array]:
         """Return the residual over the scale, the scale, and degrees of freedom that are safe to compute with."""
-        finite = jnp.where(jnp.isinf(self.dof), LARGEST_EVEN, self.dof)
-        scale = jnp.sqrt(self.variance * jnp.where(jnp.isinf(self.dof), 1, (finite - 2) / finite))
+        ours = np if isinstance(self.dof, np.ndarray) else jnp  # of constants, constants
+        finite = ours.where(ours.isinf(self.dof), LARGEST_EVEN, self.dof).astype(self.dof.dtype)
+        scale = jnp.sqrt(self.variance * ours.where(ours.isinf(self.dof), 1, (finite - 2) / finite))
         return (y - self.mean) / scale, scale, finite
 
     def log_density(self, y: Array) -> Array:
         """Return the log density of y, row by row."""
         z, scale, nu = self._standard(y)
-        constant = gammaln((nu + 1) / 2) - gammaln(nu / 2) - 0.5 * jnp.log(nu * math.pi)
-        tails = constant - (nu + 1) / 2 * jnp.log1p(z**2 / nu)
+        tails = _log_constant(nu) - (nu + 1) / 2 * jnp.log1p(z**2 / nu)
         normal = -0.5 * z**2 - 0.5 * math.log(2 * math.pi)
-        return jnp.where(jnp.isinf(self.dof), normal, tails) - jnp.log(scale)
+        return jnp.where(self._normal(), normal, tails) - jnp.log(scale)
+
+    def _normal(self) -> Array:
+        return np.isinf(self.dof) if isinstance(self.dof, np.ndarray) else jnp.isinf(self.dof)
 
     def curvature(self, y: Array) -> tuple[Array, Array]:
         """Return the gradient `[B, 1]` of the log density in the mean, and a root `[B, 1, 1]` of its mean curvature."""
@@ -79,8 +83,11 @@ class StudentT(NamedTuple):
         """Return P(Y ≤ y), row by row."""
         z, _, nu = self._standard(y)
         short = ((nu % 2 == 0) & (nu <= LARGEST_EVEN)).all()
-        tails = jax.lax.cond(short, _even_cdf, _any_cdf, z, jnp.broadcast_to(nu, z.shape))
-        return jnp.where(jnp.isinf(self.dof), norm.cdf(z), tails)
+        if isinstance(nu, np.ndarray):
+            tails = _even_cdf(z, nu) if short else _any_cdf(z, jnp.broadcast_to(nu, z.shape))
+        else:
+            tails = jax.lax.cond(short, _even_cdf, _any_cdf, z, jnp.broadcast_to(nu, z.shape))
+        return jnp.where(self._normal(), jax.lax.erfc(-math.sqrt(0.5) * z) / 2, tails)
 
     def sample(self, key: Key) -> Array:
         """Return one draw of y per row."""
@@ -90,6 +97,14 @@ class StudentT(NamedTuple):
         chi_square = 2 * jax.random.gamma(two, nu / 2, self.mean.shape, self.mean.dtype)
         tails = jnp.where(jnp.isinf(self.dof), 1, jnp.sqrt(nu / chi_square))
         return self.mean + scale * z * tails
+
+
+def _log_constant(nu: Array) -> Array:
+    """Return the logarithm of the constant in Student's density."""
+    if not isinstance(nu, np.ndarray):
+        return gammaln((nu + 1) / 2) - gammaln(nu / 2) - 0.5 * jnp.log(nu * math.pi)
+    each = [math.lgamma((v + 1) / 2) - math.lgamma(v / 2) - 0.5 * math.log(v * math.pi) for v in nu.ravel().tolist()]
+    return np.array(each, nu.dtype).reshape(nu.shape)
 
 
 def _even_cdf(z: Array, nu: Array) -> Array:

@@ -57,8 +57,11 @@ def looped(one: Callable[[Tree, Tree], tuple[Tree, Tree]], state: Tree, items: T
 
     def body(i: Array, carry: tuple[Tree, Tree]) -> tuple[Tree, Tree]:
         state, out = carry
-        state, values = one(state, jax.tree.map(lambda leaf: leaf[i], items))
-        return state, jax.tree.map(lambda rows, value: rows.at[i].set(value), out, values)
+        at = i.astype(jnp.uint32)  # JAX asks of other numbers whether they are below 0
+        item = jax.tree.map(lambda leaf: jax.lax.dynamic_index_in_dim(leaf, at, keepdims=False), items)
+        state, values = one(state, item)
+        write = partial(jax.lax.dynamic_update_index_in_dim, index=at, axis=0)
+        return state, jax.tree.map(write, out, values)
 
     return jax.lax.fori_loop(0, count, body, (state, out))
 

@@ -13,7 +13,7 @@ import tempfile
 import threading
 import time
 import zlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Hashable, Iterator
 from contextlib import contextmanager
 from functools import cache
 from importlib.metadata import version
@@ -34,6 +34,8 @@ SQUEEZED = 1  # of zlib's levels: the others take longer and gain a fifth
 SWITCHES = ("jax_default_matmul_precision", "jax_enable_x64", "jax_default_device")  # others change no program of ours
 LATEST = "jax_persistent_cache_min_compile_time_secs"
 
+Options = dict[str, int | bool | str]  # of the compiler
+
 _compiling = threading.RLock()
 
 
@@ -50,10 +52,8 @@ class Program:
         in_place: the argument that may be overwritten.
     """
 
-    def __init__(
-        self, function: Callable[..., Tree], settings: int, options: dict[str, Any] | None, in_place: int | None
-    ):
-        def traced(*arguments: Any) -> Tree:
+    def __init__(self, function: Callable[..., Tree], settings: int, options: Options | None, in_place: int | None):
+        def traced(*arguments: Tree) -> Tree:
             with uncollected():
                 return function(*arguments)
 
@@ -65,7 +65,7 @@ class Program:
         )
         self._found: dict[Any, Any] = {}
 
-    def __call__(self, *arguments: Any) -> Tree:
+    def __call__(self, *arguments: Tree) -> Tree:
         """Return the function's result."""
         if kept_in() is None:
             return self._jitted(*arguments)
@@ -78,7 +78,7 @@ class Program:
             found = self._found.setdefault(known, self._made(settings, arrays))
         return found(*arrays)
 
-    def _made(self, settings: tuple[Any, ...], arrays: tuple[Tree, ...]) -> Callable[..., Tree]:
+    def _made(self, settings: tuple[Hashable, ...], arrays: tuple[Tree, ...]) -> Callable[..., Tree]:
         """Return the program for arrays of these shapes: from disk, or compiled now and kept for others."""
         path = place(self.function, settings, arrays, (self.options, self.in_place))
         if path is None:
@@ -122,7 +122,10 @@ def _not_kept_twice() -> Iterator[None]:
 
 
 def place(
-    function: Callable[..., Tree], settings: tuple[Any, ...], arrays: tuple[Tree, ...], how: tuple[Any, ...] = ()
+    function: Callable[..., Tree],
+    settings: tuple[Hashable, ...],
+    arrays: tuple[Tree, ...],
+    how: tuple[Options | None, int | None] = (None, None),
 ) -> Path | None:
     """Return the file of a program; None if it cannot be kept."""
     folder = kept_in()

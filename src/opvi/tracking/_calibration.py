@@ -6,10 +6,11 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.scipy.special import logsumexp, ndtri
+from jax.scipy.special import logsumexp
 
 from opvi._factors import solve_positive
 from opvi.predictive import StudentT
+from opvi.tracking._jumps import SURE, squared_quantile
 from opvi.types import Array, Scalar
 
 ERROR_MEMORY = 0.99  # of the cross products of the particles' errors; these discounts count once for USUAL_ROWS rows
@@ -28,7 +29,6 @@ STRETCH_MEMORY = 0.933  # of how far errors were off their own predicted size: a
 STRETCH_DOUBT = 200.0  # rows that the size predicted counts for
 STRETCH_REACH = 6.0  # no squared error counts for more, in units of its predicted size
 REACH_SHARE = 0.95  # of the mean square is left by that
-SURE = 1e-6  # levels nearer to 0 or 1 are this
 DEAD = 0.01  # a smaller change of the logarithm of all sizes is none
 LARGEST_STRETCH = 0.5  # of that logarithm
 MISSED = 0.1  # of the targets should lie outside of the 90 % interval
@@ -181,7 +181,7 @@ def learn(
     shaped = _learn_shape(known, one, x, squared, jnp.where(error_known, weight, 0), share)
     error = running(known.error, batch_error, known.rounds, share, ERROR_ROUNDS)
     within = jnp.clip(level(known, scores), SURE, 1 - SURE)  # rounding may make it more than 1
-    sizes = jnp.exp(2 * stretch(known)) * ndtri(within) ** 2
+    sizes = jnp.exp(2 * stretch(known)) * squared_quantile(within)
     sizes = jnp.minimum(sizes, STRETCH_REACH) / REACH_SHARE
     excess = STRETCH_MEMORY**share * known.excess + jnp.where(error_known, ((sizes - 1) * weight).sum(), 0)
     off = jnp.where(jnp.abs(within - 0.5) > (1 - MISSED) / 2, 1 - MISSED, -MISSED)
@@ -225,8 +225,9 @@ def rescale(known: Calibration, ratio: Scalar) -> Calibration:
 
 def _at_settings(known: Calibration, one: Combined, pick: Array | None = None) -> StudentT:
     """Return the predictive of settings on the grid, `[settings, B]`: those picked, or all."""
-    grids = [jnp.asarray(grid, one.mean.dtype) for grid in _GRID]
-    dof, noise, spread, tilt = ((grid if pick is None else grid[pick])[:, None] for grid in grids)
+    dtype = one.mean.dtype
+    grids: Any = np.stack(_GRID).astype(dtype)  # constants, of which the distribution makes others
+    dof, noise, spread, tilt = grids[:, :, None] if pick is None else jnp.asarray(grids)[:, pick, None]
     shape = jnp.exp(tilt * one.log_shape[None])
     epistemic = spread * one.variance[None] * shape
     variance = noise * known.error * shape + epistemic
@@ -254,7 +255,7 @@ def _learn_shape(
     before = features @ known.shape
     shape = known.shape + gain @ ((wanted - before) * root[:, 0])
     P = (known.shape_covariance - gain @ AP) / SHAPE_MEMORY**share
-    P = (P + P.T) / 2 * jnp.minimum(1, len(P) / jnp.trace(P))
+    P = (P + P.T) / 2 * jnp.minimum(1, len(P) / (P * np.eye(len(P), dtype=P.dtype)).sum())
     now = ((features @ shape) * weight).sum() / jnp.maximum(weight.sum(), 1e-30)
     since = jnp.maximum(known.rounds - 1, 0)
     early = jnp.minimum(since / (since + share + 1e-30), jnp.maximum(1 - share, 0))  # the mean of the last 20 rows
@@ -266,8 +267,9 @@ def _learn_shape(
 def _stack(products: Array, seen: Scalar) -> Array:
     r"""Return weights on the simplex that nearly minimise $w^\top (E + \text{ridge}) w$, by exponentiated gradients."""
     n = len(products)
-    best = jnp.diagonal(products).min() / jnp.maximum(seen, 1e-30)
-    E = products + RIDGE * best * jnp.eye(n, dtype=products.dtype)
+    eye = np.eye(n, dtype=products.dtype)
+    best = (products * eye).sum(1).min() / jnp.maximum(seen, 1e-30)
+    E = products + RIDGE * best * eye
     E = E / jnp.maximum(jnp.abs(E).max(), 1e-30)
 
     def descend(_: Any, w: Array) -> Array:

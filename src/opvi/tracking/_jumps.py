@@ -12,7 +12,7 @@ While predictions are right, the expected ratio is 1: an alarm at odds of 19 is 
 import math
 
 import jax.numpy as jnp
-from jax.scipy.special import ndtri
+from jax.lax import erf_inv
 
 from opvi.types import Array, Scalar
 
@@ -36,8 +36,15 @@ def after(odds: Scalar | float, log_ratio: Scalar, rows: Scalar) -> Scalar:
 
 def wider(level: Array, weight: Array) -> Scalar:
     """Return the log ratio for larger errors, from the levels P(Y ≤ y) of rows and their weights."""
-    z = ndtri(jnp.where(weight > 0, jnp.clip(level, SURE, 1 - SURE), 0.5))
-    return ((jnp.minimum(z**2, REACH) * (1 - SIZE**-2) / 2 - math.log(SIZE)) * weight).sum()
+    return (
+        (jnp.minimum(squared_quantile(jnp.where(weight > 0, level, 0.5)), REACH) * (1 - SIZE**-2) / 2 - math.log(SIZE))
+        * weight
+    ).sum()
+
+
+def squared_quantile(level: Array) -> Array:
+    r"""Return the squares of standard normal quantiles, at levels not nearer to 0 and 1 than `SURE`."""
+    return 2 * erf_inv(2 * jnp.clip(level, SURE, 1 - SURE) - 1) ** 2
 
 
 def probability(odds: Scalar) -> Scalar:

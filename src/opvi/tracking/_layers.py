@@ -101,7 +101,14 @@ def change(network: MLP, units: Units, w: Array) -> Array:
     features, width = network.shapes[0]
     weights, end = w[: features * width].reshape(features, width), (features + 1) * width
     shifted = (weights * _by_unit(units.shift)).sum(0)
-    return w.at[features * width : end].add(shifted) * _scale(network, units, w.dtype)
+    return (w + _padded(shifted, features * width, len(w) - end)) * _scale(network, units, w.dtype)
+
+
+def _padded(values: Array, before: int, after: int, apart: int = 0, axis: int = 0) -> Array:
+    """Return values with zeros before and after them along an axis, and so many between each two."""
+    room = [(0, 0, 0)] * values.ndim
+    room[axis] = (before, after, apart)
+    return jax.lax.pad(values, jnp.zeros((), values.dtype), room)
 
 
 def _scale(network: MLP, units: Units, dtype: jnp.dtype) -> Array:
@@ -126,12 +133,13 @@ def re_express(network: MLP, units: Units, w: Array, begins: Array | None = None
         w: the weights.
         begins: `[F]`, or by seat: columns that were constant and begin to move. Their weights, not learnt, become 0.
     """
-    w = change(network, units, w).at[-1].add(units.output_shift)
+    w = change(network, units, w)
+    w = w + jnp.where(np.arange(len(w)) == len(w) - 1, units.output_shift, 0)
     if begins is None:
         return w
     features, width = network.shapes[0]
     stays = jnp.broadcast_to(_by_unit(1 - begins.astype(w.dtype)), (features, width))
-    return w.at[: features * width].multiply(stays.reshape(-1))
+    return w * jnp.append(stays.reshape(-1), np.ones(len(w) - features * width, w.dtype))
 
 
 def covariances_in(network: MLP, blocks: Blocks, units: Units, matrices: Array) -> Array:
@@ -141,8 +149,8 @@ def covariances_in(network: MLP, blocks: Blocks, units: Units, matrices: Array) 
     shifted = _shifted_in_rows(network, blocks, units)
 
     def one(i: Array, all_: Array) -> Array:
-        C = shifted(shifted(all_[i], 1), 2)
-        return all_.at[i].set(C * both)
+        C = shifted(shifted(jax.lax.dynamic_index_in_dim(all_, i, keepdims=False), 1), 2)
+        return jax.lax.dynamic_update_index_in_dim(all_, C * both, i, 0)
 
     # One particle after the other, in place: its matrices stay in the processor's cache, and nothing is copied.
     return jax.lax.fori_loop(0, len(matrices), one, matrices)
@@ -152,13 +160,12 @@ def _shifted_in_rows(network: MLP, blocks: Blocks, units: Units) -> Callable[[Ar
     """Return a function that adds to each hidden bias the shift of the means times its weights, along an axis."""
     (features, width), (count, size) = network.shapes[0], blocks.order.shape
     if count == 1:  # the weights, input by input, then the biases
-        parts, where, subscripts = (features, width), slice(features * width, (features + 1) * width), "f,kfh...->kh..."
+        parts, where, subscripts = (features, width), (features * width, 0), "f,kfh...->kh..."
         return _adder(parts, where, subscripts.replace("f,", "fh," if units.shift.ndim == 2 else "f,"), units.shift)
     unit = network.units[1]
     if blocks.aligned and len(network.shapes) == 2:  # unit by unit: its weights, its bias, its weight out
-        places = np.arange(size // unit) * unit + features
-        shift = jnp.pad(units.shift, (0, unit - features))
-        return _adder((size // unit, unit), places, "f,khf...->kh...", shift)
+        shift = _padded(units.shift, 0, unit - features)
+        return _adder((size // unit, unit), (features, unit - 1), "f,khf...->kh...", shift)
     bias, weights = (jnp.asarray(where) for where in _first_layer(network, blocks))
 
     def general(C: Array, axis: int) -> Array:
@@ -172,17 +179,20 @@ def _shifted_in_rows(network: MLP, blocks: Blocks, units: Units) -> Callable[[Ar
 
 
 def _adder(
-    parts: tuple[int, int], where: slice | np.ndarray, subscripts: str, shift: Array
+    parts: tuple[int, int], where: tuple[int, int], subscripts: str, shift: Array
 ) -> Callable[[Array, int], Array]:
-    """Return a function that adds the shift's product with rows, or columns, at regular positions."""
+    """Return a function that adds the shift's product with rows, or columns, from a place on, so many apart."""
     used = parts[0] * parts[1]
 
     def add(C: Array, axis: int) -> Array:
         if axis == 1:
             rows = C[:, :used].reshape(len(C), *parts, C.shape[2])
-            return C.at[:, where].add(jnp.einsum(subscripts, shift, rows))
-        columns = C[:, :, :used].reshape(len(C), C.shape[1], *parts)
-        return C.at[:, :, where].add(jnp.einsum(subscripts.replace("k", "ki").replace("...", ""), shift, columns))
+            more = jnp.einsum(subscripts, shift, rows)
+        else:
+            columns = C[:, :, :used].reshape(len(C), C.shape[1], *parts)
+            more = jnp.einsum(subscripts.replace("k", "ki").replace("...", ""), shift, columns)
+        (before, apart), count = where, more.shape[axis]
+        return C + _padded(more, before, C.shape[axis] - before - count - (count - 1) * apart, apart, axis)
 
     return add
 

@@ -64,13 +64,13 @@ def learn(
 
     def row(b: Array, carry: tuple[Array, Scalar]) -> tuple[Array, Scalar]:
         table, clock = carry
-        slot = jnp.minimum(place[b], SLOTS - 1)
-        sums, counts = _faded(table[column, slot], x[b], clock, half_life)
-        keep, clock = rates[None] ** jnp.minimum(weight[b], 1), clock + weight[b]
-        sums, counts = keep * sums + weight[b] * error[b], keep * counts + weight[b]
-        new = jnp.concatenate([x[b][:, None], jnp.full_like(x[b], clock)[:, None], sums, counts], 1)
-        good = (weight[b] > 0) & jnp.isfinite(error[b])
-        return table.at[column, jnp.where(good, place[b], SLOTS)].set(new, mode="drop"), clock
+        here, at, w, e = (jax.lax.dynamic_index_in_dim(a, b, keepdims=False) for a in (x, place, weight, error))
+        sums, counts = _faded(table[column, jnp.minimum(at, SLOTS - 1)], here, clock, half_life)
+        keep, clock = rates[None] ** jnp.minimum(w, 1), clock + w
+        sums, counts = keep * sums + w * e, keep * counts + w
+        new = jnp.concatenate([here[:, None], jnp.full_like(here, clock)[:, None], sums, counts], 1)
+        good = (w > 0) & jnp.isfinite(e)
+        return table.at[column, jnp.where(good, at, SLOTS)].set(new, mode="drop"), clock
 
     return jax.lax.fori_loop(0, len(weight), row, (table, clock))[0]
 
@@ -95,4 +95,4 @@ def _faded(known: Array, x: Array, clock: Scalar, half_life: float | None) -> tu
 def _places(x: Array) -> Array:
     """Return the slot of each value: a hash of its bits."""
     bits = jax.lax.bitcast_convert_type(jnp.where(x == 0, 0, x).astype(jnp.float32), jnp.uint32)  # -0 is 0
-    return jnp.where(jnp.isnan(x), SLOTS, (scattered(bits) % jnp.uint32(SLOTS)).astype(jnp.int32))
+    return jnp.where(jnp.isnan(x), SLOTS, jax.lax.rem(scattered(bits), jnp.uint32(SLOTS)).astype(jnp.int32))

@@ -13,10 +13,12 @@ helped. Distances are those of `_metric`, by the gradients of m. Further terms a
 """
 
 import math
+from functools import partial
 from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from opvi.tracking import _calibration as calibration
 from opvi.tracking import _levels as levels
@@ -291,14 +293,16 @@ def _weights(A: Array, b: Array) -> Array:
     """Return the weights of the two terms, and of the few levels that have clearly helped."""
     if len(b) == 2:
         return _bounded(nonnegative(A, b), LARGEST_SHARE)
-    gain = jnp.maximum(b[2:], 0) ** 2 / jnp.diagonal(A)[2:]
+    gain = jnp.maximum(b[2:], 0) ** 2 / (A * np.eye(len(b), dtype=A.dtype)).sum(1)[2:]
     most, which = jax.lax.top_k(gain, min(LEVELS, len(gain)))
     clear = most > CLEAR + 2 * math.log(len(gain))
     chosen = jnp.concatenate([jnp.arange(2), 2 + which])
     helps = jnp.concatenate([jnp.ones(2, bool), clear])
-    beta = nonnegative(A[chosen][:, chosen], jnp.where(helps, b[chosen], -1e30))
+    pick = (chosen[:, None] == np.arange(len(b))[None]).astype(b.dtype)  # products with it, unlike lookups, are cheap
+    few = partial(jnp.matmul, precision="highest")
+    beta = nonnegative(few(few(pick, A), pick.T), jnp.where(helps, few(pick, b), -1e30))
     beta = jnp.concatenate([_bounded(beta[:2], LARGEST_SHARE), _bounded(beta[2:], LARGEST_LEVEL)])
-    return jnp.zeros_like(b).at[chosen].set(beta)
+    return few(beta, pick)
 
 
 def _bounded(weights: Array, most: float) -> Array:
@@ -309,12 +313,16 @@ def _bounded(weights: Array, most: float) -> Array:
 def nonnegative(A: Array, b: Array) -> Array:
     r"""Return the minimum of $\beta^\top A \beta / 2 - b^\top \beta$ over $\beta \ge 0$, coordinate by coordinate."""
 
-    def sweep(_: Array, beta: Array) -> Array:
-        for j in range(len(b)):
-            beta = beta.at[j].set(jnp.maximum(0, beta[j] + (b[j] - A[j] @ beta) / A[j, j]))
-        return beta
+    n, eye = len(b), np.eye(len(b), dtype=b.dtype)
+    own = (A * eye).sum(1)
+    others, alone = (A / own[:, None]) * (1 - eye), b / own
 
-    return jax.lax.fori_loop(0, SWEEPS, sweep, jnp.zeros_like(b))
+    def descend(i: Array, beta: Array) -> Array:
+        j = jax.lax.rem(i, jnp.asarray(n, i.dtype)).astype(jnp.uint32)
+        row, best = (jax.lax.dynamic_index_in_dim(part, j, keepdims=False) for part in (others, alone))
+        return jax.lax.dynamic_update_index_in_dim(beta, jnp.maximum(0, best - (row * beta).sum()), j, 0)
+
+    return jax.lax.fori_loop(0, SWEEPS * n, descend, jnp.zeros_like(b))
 
 
 def _sized(memory: Memory, recalled: Recalled, away: Array, weight: Array, share: Scalar) -> Memory:

@@ -12,7 +12,9 @@ were noise, which the next error takes back.
 
 from typing import NamedTuple
 
+import jax
 import jax.numpy as jnp
+import numpy as np
 
 from opvi.tracking._calibration import USUAL_ROWS
 from opvi.types import Array, Scalar
@@ -53,7 +55,7 @@ def faster(pace: Array | None) -> Scalar | float:
 
 def without_trail(pace: Array | None) -> Array | None:
     """Return the same pace, with nothing known about moves."""
-    return None if pace is None else start(pace.dtype).at[0].set(pace[0])
+    return None if pace is None else jnp.where(np.arange(len(pace)) == 0, pace, 0)
 
 
 def learn(pace: Array, error: Array, move: Array, weight: Array, size: Scalar) -> Array:
@@ -88,7 +90,9 @@ def learn(pace: Array, error: Array, move: Array, weight: Array, size: Scalar) -
     moved = log2 != known.log2
     sums = [jnp.where(moved, 0, value) for value in (cross, own, noise)]
     sums += [jnp.where(full, 0, value) for value in parts]
-    total = jnp.where(total > 2 * MEMORY, MEMORY + total % USUAL_ROWS, total)  # a larger count would stand still
+    total = jnp.where(
+        total > 2 * MEMORY, MEMORY + jax.lax.rem(total, jnp.full_like(total, USUAL_ROWS)), total
+    )  # a larger count would stand still
     learnt = jnp.stack([log2, total, *sums])
     return jnp.where(jnp.isfinite(learnt).all(), learnt, pace)
 

@@ -14,11 +14,13 @@ from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from opvi._factors import root_inverse
 from opvi.filters._covariance import when
 from opvi.tracking import _scaling as scaling
 from opvi.tracking._calibration import USUAL_ROWS, Beside
+from opvi.tracking._neighbours import put
 from opvi.tracking._scaling import Scale
 from opvi.types import Array, Scalar
 
@@ -134,10 +136,12 @@ def jumped(process: Process | None, old: Scale, new: Scale, known: Array) -> Pro
     ratio = scaling.divisor(new)[-1] / scaling.divisor(old)[-1]
     there = process.scale
     moved = process._replace(
-        rows=process.rows.at[:, -2].set(new.mean[-1] + (y - old.mean[-1]) * ratio),
+        rows=jnp.concatenate(
+            [process.rows[:, :-2], (new.mean[-1] + (y - old.mean[-1]) * ratio)[:, None], process.rows[:, -1:]], 1
+        ),
         scale=Scale(
-            there.mean.at[-1].set(new.mean[-1] + (there.mean[-1] - old.mean[-1]) * ratio),
-            there.sd.at[-1].set(scaling.divisor(there)[-1] * ratio),
+            scaling.with_last(there.mean, new.mean[-1] + (there.mean[-1] - old.mean[-1]) * ratio),
+            scaling.with_last(there.sd, scaling.divisor(there)[-1] * ratio),
         ),
     )
     fresh = start(process.points.shape[1], y.dtype)
@@ -172,9 +176,11 @@ def learn(
     x, y, weight = rows
     here = weight > 0
     number = process.counts[0] + jnp.cumsum(here, dtype=jnp.int32)
-    place = jnp.where(here & (number > number[-1] - ROWS), (number - 1) % ROWS, ROWS)
-    kept = process.rows.at[place].set(jnp.concatenate([x, y[:, None], weight[:, None]], 1), mode="drop")
-    counts = process.counts.at[0].set(number[-1])
+    place = jnp.where(
+        here & (number > number[-1] - ROWS), jax.lax.rem(number - 1, jnp.asarray(ROWS, number.dtype)), ROWS
+    )
+    kept = put(process.rows, place, jnp.concatenate([x, y[:, None], weight[:, None]], 1))
+    counts = jnp.stack([number[-1], process.counts[1]])
     process = process._replace(rows=kept, counts=counts - jnp.where(number[-1] > MANY, MANY // 2, 0))
     new, last = jnp.stack([counts[0] - counts[1], counts[1]]).astype(x.dtype)
     due = new >= jnp.clip(last / 10, USUAL_ROWS, jnp.where(share(process) < UNUSED, SELDOM, EVERY))
@@ -193,6 +199,7 @@ def _fitted(process: Process, scale: Scale, half_life: float | None) -> Process:
         age = ((seen - 1 - jnp.arange(ROWS, dtype=jnp.int32)) % ROWS).astype(dtype)
         weight = weight * jnp.exp2(-age / half_life)
     prior = _prior(columns, dtype)
+    most = np.where(np.arange(columns + 3) == columns, math.log(LARGEST_SIZE), np.inf).astype(dtype)
 
     def factored(settings: Array, count: int) -> tuple[Array, Array, Array, Array]:
         bend, line = _parts(settings, z[:count], z[:count])
@@ -210,7 +217,7 @@ def _fitted(process: Process, scale: Scale, half_life: float | None) -> Process:
         steps, (a, b) = steps + 1, DECAY
         slope, square = a * slope + (1 - a) * down, b * square + (1 - b) * down**2
         move = RATE * slope / (1 - a**steps) / (jnp.sqrt(square / (1 - b**steps)) + 1e-3)
-        new = jnp.stack([(now - move).at[columns].min(math.log(LARGEST_SIZE)), slope, square])
+        new = jnp.stack([jnp.minimum(now - move, most), slope, square])
         return jnp.where(jnp.isfinite(new).all(), new, carry[0]), steps
 
     count = jnp.where(seen <= FEW_ROWS, MANY_STEPS, FEW_STEPS)
@@ -266,7 +273,7 @@ def _slopes(settings: Array, G: Array, bend: Array, bent: Array, z: Array, weigh
     lengths = 2 * (M.sum(1) @ u**2 - (u * (M @ u)).sum(0))
     rest = [
         (G * bent).sum(),
-        (jnp.diagonal(G) / jnp.maximum(weight, 1e-3)).sum() * noise,
+        ((G * jnp.eye(len(G), dtype=G.dtype)).sum(1) / jnp.maximum(weight, 1e-3)).sum() * noise,
         (z * (G @ z)).sum() * v / columns,
     ]
     return jnp.concatenate([lengths, jnp.stack(rest)])

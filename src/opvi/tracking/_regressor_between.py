@@ -139,7 +139,7 @@ def _learn(
     found = guard.believe(known, one, state.scale, (state.surprised, state.recent), (y, weight), begun)
     learnt = jnp.where(found.jump, 0, weight)
     if state.memory is not None:
-        slope = learning.slopes(sampler, state, z)
+        slope = learning.slopes(sampler, state, z, seen.first)
         noted = memories.Rows(x, y, learnt * found.trust, target, plain.mean, slope)
         memory = memories.learn(state.memory, recalled, noted, state.scale, known.error, begun, *kept)
         state = state._replace(memory=memory)

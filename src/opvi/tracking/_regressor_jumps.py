@@ -1,6 +1,5 @@
 r"""What a regressor does when the data jump: how probable that is, and what stays."""
 
-import jax
 import jax.numpy as jnp
 
 from opvi.filters import _covariance as covariance
@@ -44,14 +43,15 @@ def jumped(
     """
     x, y, weight = rows
     moments, old, known = state.moments, state.scale, state.calibration
-    shifted = old.mean.at[-1].add(found.shift * scaling.divisor(old)[-1])
+    shifted = scaling.with_last(old.mean, old.mean[-1] + found.shift * scaling.divisor(old)[-1])
     centre, square = shifted[-1] + found.ratio * (moments.mean[-1] - old.mean[-1]), moments.square[-1] * found.ratio**2
     fade = jnp.where(found.renew, jnp.minimum(1, guard.RENEWED / jnp.maximum(moments.seen, 1)), 1)
-    moments = Moments(moments.seen * fade, moments.mean.at[-1].set(centre), moments.square.at[-1].set(square) * fade)
+    there, size = scaling.with_last(moments.mean, centre), scaling.with_last(moments.square, square)
+    moments = Moments(moments.seen * fade, there, size * fade)
     new = scaling.scale_of(scaling.update(moments, jnp.concatenate([x, y[:, None]], 1), weight, SCALE_MEMORY))
-    fresh = Scale(shifted.at[-1].set(new.mean[-1]), old.sd.at[-1].set(new.sd[-1]))
-    scale = jax.tree.map(
-        lambda a, b: jnp.where(found.renew, a, b), fresh, Scale(shifted, old.sd.at[-1].mul(found.ratio))
+    scale = Scale(
+        jnp.where(found.renew, scaling.with_last(shifted, new.mean[-1]), shifted),
+        scaling.with_last(old.sd, jnp.where(found.renew, new.sd[-1], old.sd[-1] * found.ratio)),
     )
     target = standardised(state._replace(scale=scale), x, y)[1]
     squared = ((target[None] - mean) ** 2 * weight[None]).sum(1) / jnp.maximum(weight.sum(), 1e-30)

@@ -47,6 +47,7 @@ class Linearised(NamedTuple):
     variance: Array  # [n, B]: without noise
     J: Array  # [n, K, B, D]: the Jacobian, in blocks
     JC: Array  # and its product with the covariance
+    first: Array  # [n, B, units]: the slopes at the first layer's sums
 
 
 def linearise(sampler: Networks, state: RegressorState, z: Array) -> Linearised:
@@ -61,7 +62,9 @@ def _linearised(
     mean, jacobian = outputs(particles, kind)
     J = jnp.moveaxis(sampler.blocks.gather(jacobian), 1, 2)
     JC = kalman.times(J, past)
-    return Linearised(mean, jnp.maximum((JC * J).sum((1, 3)), 0), J, JC)
+    inputs, width = sampler.network.shapes[0]
+    first = jacobian[:, :, inputs * width : (inputs + 1) * width]  # in its biases
+    return Linearised(mean, jnp.maximum((JC * J).sum((1, 3)), 0), J, JC, first)
 
 
 def means(sampler: Networks, particles: Particles, z: Array, sees: seats.Seats | None) -> Array:
@@ -117,9 +120,10 @@ def absorb(
         moved = state._replace(particles=state.particles + sampler.blocks.scatter(move))
         return look(linearise(sampler, moved, here[0]), *here[1:])
 
-    wide = Linearised(
-        *(jnp.pad(a, ((0, 0), (0, fill))) for a in (seen.mean, seen.variance)),
-        *(jnp.pad(a, ((0, 0), (0, 0), (0, fill), (0, 0))) for a in (seen.J, seen.JC)),
+    some = ((0, 0), (0, fill))
+    wide = seen._replace(
+        mean=jnp.pad(seen.mean, some),
+        **{name: jnp.pad(getattr(seen, name), ((0, 0), *some, (0, 0))) for name in ("J", "JC")},
     )
     gain, move = kalman.in_turn(look(wide, target, root), again, renew, LARGEST_SURPRISE, size)
     largest = LARGEST_GROWTH * prior_variance(sampler, target)
@@ -158,8 +162,17 @@ def learn_errors(
     return state._replace(calibration=known, error=error)
 
 
-def slopes(sampler: Networks, state: RegressorState, z: Array) -> Array:
-    r"""Return the gradients of the networks' prediction, $\partial \bar f / \partial z_j$: `[B, F]`."""
+def slopes(sampler: Networks, state: RegressorState, z: Array, first: Array) -> Array:
+    r"""Return the gradients of the networks' prediction, $\partial \bar f / \partial z_j$: `[B, F]`.
+
+    Without seats, they follow from those at the `first` layer's sums.
+    """
+    if not sampler.seats:
+        inputs, width = sampler.network.shapes[0]
+        weights = (
+            state.particles[:, : inputs * width].reshape(-1, inputs, width) * state.calibration.weights[:, None, None]
+        )
+        return jnp.einsum("nbh,nfh->bf", first, weights)
 
     def mean(z: Array) -> Array:
         seen = sampler.seen(state.seats, z)
@@ -207,7 +220,7 @@ def _learn_chunk(
     believed = learnt * found.trust
     scored = jnp.where(begun, believed, 0)
     if state.gates is not None or state.memory is not None:
-        slope = slopes(sampler, state, z)
+        slope = slopes(sampler, state, z, seen.first)
         noted = believed if before is None else jnp.where(before < 0, believed, 0)
         rows = memories.Rows(x, y, noted, target, plain.mean, slope)
         remembered = state.memory, recalled, rows, state.scale, known.error, begun
@@ -284,7 +297,8 @@ def _learn_all(
         state, more, due, then = after_rows(sampler, state, again, old, following)
         more |= again & ~old & (following < starting.count(jnp.asarray(state.held)))
         back = jnp.where(begins | due, 0, jnp.where(more, back + 1, -1))
-        return state, out.at[at].set(told), jnp.where(back >= 0, at, at + 1), back, then
+        out = jax.lax.dynamic_update_index_in_dim(out, told, at, 0)
+        return state, out, jnp.where(back >= 0, at, at + 1), back, then
 
     out = jnp.zeros((count, size, 5), rows.dtype)
     begin = (state, out, jnp.zeros((), jnp.int32), jnp.full((), -1, jnp.int32), jnp.zeros((), bool))

@@ -12,8 +12,9 @@ from opvi.tracking import _scaling as scaling
 from opvi.tracking import _seats as seats
 from opvi.tracking._regressor_types import Networks, RegressorState, first_doubt
 from opvi.tracking._scaling import Scale
-from opvi.types import Array
+from opvi.types import Array, Tree
 
+IN_UNITS = ("particles", "trail", "past", "error", "calibration", "gates", "scale", "scaled_at")  # parts of a state
 LARGEST_TARGET = 1e4  # standard deviations
 SCALE_OFF = 0.25  # in deviations, or in their logarithm: the scale in use is out of date
 EARLY_SCALE_OFF = 0.03  # while warming up
@@ -93,7 +94,13 @@ def rescaled(
     due = may & (off | doubled) | anew
     scale = jax.tree.map(lambda a, b: jnp.where(waits, a, b), new, old)
     state = state._replace(scale=scale)
-    return when(due, lambda s: to_new_scale(sampler, s, new, now, anew), state), due
+
+    def change(parts: dict[str, Tree]) -> dict[str, Tree]:
+        changed = to_new_scale(sampler, state._replace(**parts), new, now, anew)
+        return {name: getattr(changed, name) for name in parts}
+
+    # Only what changes goes through the loop.
+    return state._replace(**when(due, change, {name: getattr(state, name) for name in IN_UNITS})), due
 
 
 def with_levels(state: RegressorState, odd: Array, x: Array, weight: Array) -> RegressorState:
@@ -106,8 +113,9 @@ def with_levels(state: RegressorState, odd: Array, x: Array, weight: Array) -> R
         weight: the weights of values that are far off, `[B, F]`.
     """
     odd, shift = columns.moved(odd, state.scale.mean[:-1], x, weight)
+    more = jnp.append(shift, 0)
     return state._replace(
         odd=odd,
-        moments=state.moments._replace(mean=state.moments.mean.at[:-1].add(shift)),
-        scale=state.scale._replace(mean=state.scale.mean.at[:-1].add(shift)),
+        moments=state.moments._replace(mean=state.moments.mean + more),
+        scale=state.scale._replace(mean=state.scale.mean + more),
     )

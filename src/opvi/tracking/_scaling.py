@@ -3,6 +3,7 @@ r"""Causal standardisation: means and deviations of the rows seen so far, and wh
 from typing import Any, NamedTuple
 
 import jax.numpy as jnp
+import numpy as np
 
 from opvi.types import Array, Scalar
 
@@ -69,6 +70,11 @@ def scale_of(moments: Moments) -> Scale:
     return Scale(moments.mean, jnp.where(sd > SMALLEST_SHARE * jnp.abs(moments.mean), sd, 0))
 
 
+def with_last(values: Array, last: Scalar) -> Array:
+    """Return `[F]` with another last number, y's."""
+    return jnp.where(np.arange(len(values)) == len(values) - 1, last, values)
+
+
 def of_inputs(scale: Scale) -> Scale:
     """Return the scale of the columns of X, of one whose last column is y."""
     return Scale(scale.mean[:-1], scale.sd[:-1])
@@ -80,14 +86,16 @@ def divisor(scale: Scale) -> Array:
 
 
 def standardise(scale: Scale, x: Array) -> Array:
-    """Return inputs `[B, F]` as the model sees them; a column that was constant so far is 0."""
+    """Return inputs `[B, F]` as the model sees them if none is missing; a column that was constant so far is 0."""
     z = (x - scale.mean[None]) / divisor(scale)[None]
     return jnp.where(scale.sd[None] > 0, jnp.clip(z, -LARGEST_INPUT, LARGEST_INPUT), 0)
 
 
 def readable(scale: Scale, x: Array) -> Array:
     """Return inputs `[B, F]` like `standardise`, with 0 for missing values."""
-    return jnp.where(far(scale, x), 0, standardise(scale, x))
+    away, size = x - scale.mean[None], scale.sd[None]
+    known = (size > 0) & ((jnp.abs(away) <= FAR * size) | (jnp.abs(x) <= INDICATOR))
+    return jnp.where(known, jnp.clip(away / jnp.where(size > 0, size, 1), -LARGEST_INPUT, LARGEST_INPUT), 0)
 
 
 def far(scale: Scale, x: Array) -> Array:

@@ -14,6 +14,7 @@ from opvi.tracking import _guard as guard
 from opvi.tracking import _scaling as scaling
 from opvi.tracking._chunks import CHUNK
 from opvi.tracking._columns import ENOUGH
+from opvi.tracking._neighbours import put
 from opvi.tracking._scaling import Moments
 from opvi.types import Array
 
@@ -44,9 +45,10 @@ def joined(held: Array, rows: tuple[Array, ...]) -> First:
     here = weight > 0
     number = count(held) + jnp.cumsum(here, dtype=jnp.int32)
     place = jnp.where(here, number - 1, ROOM)
-    held = held.at[place].set(jnp.concatenate([x, jnp.stack([y, weight, weight], 1)], 1), mode="drop")
+    held = put(held, place, jnp.concatenate([x, jnp.stack([y, weight, weight], 1)], 1))
     trust, moved = guard.among_themselves(held[:, -3], held[:, -2])
-    return First(held.at[:, -1].set(held[:, -2] * trust), moved, number[-1] >= ENOUGH)
+    held = jnp.concatenate([held[:, :-1], (held[:, -2] * trust)[:, None]], 1)
+    return First(held, moved, number[-1] >= ENOUGH)
 
 
 def chunk(held: Array, at: Array, size: int) -> Array:
