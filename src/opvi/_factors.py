@@ -58,13 +58,26 @@ def eigenvectors(S: Array) -> tuple[Array, Array]:
     return one_by_one(_eigenvectors, S)
 
 
+def diagonal(M: Array) -> Array:
+    """Return the diagonals `[..., R]` of matrices `[..., R, R]`: cut out, not looked up, which costs less."""
+    lead, size = M.shape[:-2], M.shape[-1]
+    flat = M.reshape(*lead, size * size)
+    return jax.lax.slice(flat, (0,) * flat.ndim, flat.shape, (1,) * len(lead) + (size + 1,))
+
+
+def _lower(S: Array) -> Array:
+    return jax.lax.linalg.cholesky(S, symmetrize_input=False)
+
+
 def _root_inverse(S: Array) -> Array:
     identity = jnp.eye(S.shape[-1], dtype=S.dtype)
-    return jax.scipy.linalg.solve_triangular(jnp.linalg.cholesky(S), identity, lower=True)
+    return jax.lax.linalg.triangular_solve(_lower(S), identity, left_side=True, lower=True)
 
 
 def _solve_positive(S: Array, columns: Array) -> Array:
-    return jax.scipy.linalg.cho_solve((jnp.linalg.cholesky(S), True), columns)
+    root = _lower(S)
+    half = jax.lax.linalg.triangular_solve(root, columns, left_side=True, lower=True)
+    return jax.lax.linalg.triangular_solve(root, half, left_side=True, lower=True, transpose_a=True)
 
 
 def _eigenvectors(S: Array) -> tuple[Array, Array]:

@@ -281,10 +281,10 @@ def mean_over(batch: Batch, rows: Array) -> Scalar:
 
 def stand_ins(key: Key, good: Array) -> Array:
     """Return the replacement of every particle: itself if it is good, otherwise a good one at random."""
-    n = len(good)
-    first_good = jnp.argsort(~good, stable=True)
-    other = first_good[jax.random.randint(key, (n,), 0, jnp.maximum(good.sum(), 1))]
-    return jnp.where(good | ~good.any(), jnp.arange(n), other)
+    n, number = len(good), jnp.cumsum(good, dtype=jnp.int32)  # of the good ones, from 1 on
+    drawn = jax.random.uniform(key, (n,), jnp.float32) * number[-1].astype(jnp.float32)
+    other = (number[None] <= jnp.minimum(drawn.astype(jnp.int32), number[-1] - 1)[:, None]).sum(1, dtype=jnp.int32)
+    return jnp.where(good | ~good.any(), jnp.arange(n, dtype=jnp.int32), other)
 
 
 def keep_if_finite(new: Kept, old: Kept, moved: Tree, log_predictive: Scalar) -> tuple[Kept, Array]:

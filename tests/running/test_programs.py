@@ -146,6 +146,38 @@ def test_a_program_is_found_by_everything_that_it_depends_on(untouched, tmp_path
     assert kept.place(begun, (sampler,), (key,)) is None
 
 
+def found_by_jax(scale, x):
+    """Return x, and tell JAX's listeners what they hear if a program is in JAX's own cache."""
+    jax.monitoring.record_event(kept.HIT)
+    return x * scale
+
+
+def not_found_by_jax(scale, x):
+    """Return x."""
+    return x * scale
+
+
+@pytest.mark.parametrize(("function", "written"), [(found_by_jax, 0), (not_found_by_jax, 1)])
+def test_what_jax_has_read_from_its_own_cache_is_not_written_again(untouched, tmp_path, function, written):
+    """XLA would write it without its code, and the next process could not run it."""
+    untouched.setenv("OPVI_PROGRAMS", str(tmp_path))
+    untouched.setattr(kept, "WORTH_KEEPING", -1.0)
+    untouched.setattr(kept, "place", lambda *_: tmp_path / "whole" / "program")
+    programs.keep_programs()
+    for _ in range(2):  # the second one reads it
+        assert float(kept.Program(function, 1, None, None)(2.0, jax.numpy.ones(()))) == 2
+    assert len(list(tmp_path.glob("whole/*"))) == written
+
+
+def test_methods_of_our_own_classes_have_names(untouched, tmp_path):
+    untouched.setenv("OPVI_PROGRAMS", str(tmp_path))
+    programs.keep_programs()
+    ask = opvi.running._engine.answer
+    names = {kept.place(ask, (what,), ()) for what in (opvi.Predictive.mean, opvi.Predictive.probabilities)}
+    assert len(names) == 2
+    assert None not in names
+
+
 def test_programs_on_disk_are_bounded_and_whole(tmp_path, monkeypatch):
     monkeypatch.setattr(kept, "MOST", 2)
     for i, name in enumerate("abc"):

@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from opvi._factors import cholesky, solve
+from opvi._factors import cholesky, diagonal, solve
 from opvi.types import Array
 
 MEND_EVERY = 16  # updates; rounding makes matrices lopsided, and a transpose is slow
@@ -56,7 +56,7 @@ def start(variance: Array) -> Covariance:
 
 def variances(C: Covariance) -> Array:
     """Return the diagonal, `[n, K, D]`."""
-    return jnp.diagonal(C.matrices, axis1=2, axis2=3)
+    return diagonal(C.matrices)
 
 
 @exactly
@@ -121,7 +121,7 @@ def faded_shed(C: Covariance, fade: Fading, Z: Array, largest: Array) -> Covaria
     matrices = matrices - jnp.einsum("nkrd,nkre->nkde", Z, Z)
 
     def mend(matrices: Array) -> Array:
-        after = jnp.maximum(jnp.diagonal(matrices, axis1=2, axis2=3), SMALLEST_SHARE * largest)
+        after = jnp.maximum(variances(C._replace(matrices=matrices)), SMALLEST_SHARE * largest)
         return (matrices + matrices.mT) / 2 * (1 - diagonal) + after[..., None] * diagonal
 
     moved = (Z != 0).any()
@@ -181,8 +181,8 @@ def without_correlations(C: Covariance, which: Array) -> Covariance:
     """Return the covariances, those of the particles in `which` reduced to their diagonals."""
 
     def cut(matrices: Array) -> Array:
-        diagonal = jnp.eye(matrices.shape[-1], dtype=matrices.dtype)[None, None]
-        alone = jnp.maximum(jnp.diagonal(matrices, axis1=2, axis2=3), 0)[..., None] * diagonal
+        eye = jnp.eye(matrices.shape[-1], dtype=matrices.dtype)[None, None]
+        alone = jnp.maximum(diagonal(matrices), 0)[..., None] * eye
         return jnp.where(which[:, None, None, None], alone, matrices)
 
     return C._replace(matrices=when(which.any(), cut, C.matrices))

@@ -11,7 +11,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from opvi._factors import inverse, solve_positive
+from opvi._factors import diagonal, inverse, solve_positive
 from opvi._steps import (
     PARTICLES,
     StepInfo,
@@ -234,8 +234,12 @@ def in_turn(samplers: Sequence[KFAC], key: Key, states: Sequence[KFACState], bat
         stacked = jax.tree.map(lambda *leaves: jnp.stack(leaves), *(states[i] for i in alike))
         half_lives = jnp.asarray([samplers[i].half_life for i in alike], stacked.particles.dtype)
         learnt = jax.lax.map(partial(_stepped, one, key, batch), (stacked, half_lives))
-        done |= {i: jax.tree.map(itemgetter(place), learnt) for place, i in enumerate(alike)}
+        done |= {i: jax.tree.map(partial(_taken, place), learnt) for place, i in enumerate(alike)}
     return [done[i] for i in range(len(samplers))]
+
+
+def _taken(place: int, leaf: Array) -> Array:
+    return jax.lax.index_in_dim(leaf, place, keepdims=False)
 
 
 def _stepped(sampler: KFAC, key: Key, batch: Batch, given: tuple[KFACState, Scalar]) -> Learnt:
@@ -314,7 +318,7 @@ def _renewed(
     """Return A, its damped inverse P, the gain $P a^T$, and the remaining damping for G; a is weighted."""
     # α of each target: the precision that both factors' damping multiplies to.
     alphas = sampler.damping / np.array([a.mlp.prior_variances[index].weights for a in sampler.architectures])
-    mean_G = jnp.trace(G, axis1=1, axis2=2) / G.shape[-1] + SMALL  # [n]
+    mean_G = diagonal(G).mean(1) + SMALL  # [n]
     alpha = jnp.repeat(jnp.asarray(alphas, G.dtype), len(G) // len(alphas))  # [n]
     level, common = mean_G, alpha
     if index == 0:  # one for all
@@ -324,7 +328,7 @@ def _renewed(
         inverse = (1 - now.back) * old.inverse + now.back * (level / common)[:, None, None] * eye
         return None, *_updated(inverse, a, now.lam), sampler.damping * mean_G
     A = now.lam * old.inputs + a.mT @ a
-    mean_A = jnp.trace(A, axis1=1, axis2=2) / A.shape[-1] + SMALL
+    mean_A = diagonal(A).mean(1) + SMALL
     shift = jnp.sqrt(mean_A / level * common)
     inverse, gain = jax.lax.cond(now.fresh, lambda: _afresh(A, a, shift), lambda: _updated(old.inverse, a, now.lam))
     return A, inverse, gain, alpha / shift
@@ -379,4 +383,4 @@ def _updated(P: Array, a: Array, lam: Scalar) -> tuple[Array, Array]:
 def _diagonals(factors: list[Factor]) -> Scalar:
     """Return a number that is finite only if every factor's diagonal is."""
     leaves = jax.tree.leaves(factors)
-    return sum(((jnp.diagonal(leaf, axis1=1, axis2=2) ** 2).sum() for leaf in leaves), jnp.zeros((), leaves[0].dtype))
+    return sum(((diagonal(leaf) ** 2).sum() for leaf in leaves), jnp.zeros((), leaves[0].dtype))

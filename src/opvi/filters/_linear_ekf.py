@@ -8,6 +8,7 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 
+from opvi._factors import diagonal
 from opvi._forks import Unforked
 from opvi._steps import StepInfo, compiled, pieces, predicted_rows, root_mean_square, tick
 from opvi.filters import _kalman as kalman
@@ -147,7 +148,7 @@ def _absorb(
 
 def _bounded(P: Array, largest: float) -> Array:
     """Return the covariances symmetric, with no variance above the largest."""
-    variance = jnp.diagonal(P, axis1=1, axis2=2)
+    variance = diagonal(P)
     shrink = jnp.sqrt(jnp.minimum(1, largest / jnp.maximum(variance, 1e-30)))
     return (P + P.mT) / 2 * shrink[:, :, None] * shrink[:, None, :]
 
@@ -163,7 +164,7 @@ def predict_linear(state: LinearState, x: Array, classes: int) -> Categorical:
         blocks = P.reshape(classes, width, classes, width)
         covariance = jnp.einsum("bi,ciej,bj->bce", a, blocks, a)
         # Only differences between logits count: the variance of each one's distance from their mean.
-        own = jnp.diagonal(covariance, axis1=1, axis2=2) - 2 * covariance.mean(2) + covariance.mean((1, 2))[:, None]
+        own = diagonal(covariance) - 2 * covariance.mean(2) + covariance.mean((1, 2))[:, None]
         centred = logits - logits.mean(1, keepdims=True)
         return centred * jax.lax.rsqrt(1 + PROBIT * jnp.maximum(own, 0) * classes / (classes - 1))
 

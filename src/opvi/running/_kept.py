@@ -9,6 +9,7 @@ import gc
 import hashlib
 import json
 import os
+import sys
 import tempfile
 import threading
 import time
@@ -18,9 +19,11 @@ from contextlib import contextmanager
 from functools import cache
 from importlib.metadata import version
 from pathlib import Path
+from types import FunctionType
 from typing import Any
 
 import jax
+import jax.monitoring
 import numpy as np
 
 from opvi._cpu import give_back
@@ -32,11 +35,13 @@ MOST = 400  # programs kept; those used longest ago make room. One takes 50 KB t
 LARGE = 1 << 20  # bytes of a program after whose reading memory is given back
 SQUEEZED = 1  # of zlib's levels: the others take longer and gain a fifth
 SWITCHES = ("jax_default_matmul_precision", "jax_enable_x64", "jax_default_device")  # others change no program of ours
+HIT = "/jax/compilation_cache/cache_hits"
 LATEST = "jax_persistent_cache_min_compile_time_secs"
 
 Options = dict[str, int | bool | str]  # of the compiler
 
 _compiling = threading.RLock()
+_found_by_jax: list[None] = []  # one for each program
 
 
 class Program:
@@ -86,15 +91,28 @@ class Program:
         found = _loaded(path, arrays)
         if found is not None:
             return found
-        began = time.monotonic()
+        _listen()
+        began, found_before = time.monotonic(), len(_found_by_jax)
         with _compiling, _not_kept_twice():
             compiled = self._jitted.lower(*settings, *arrays).compile()
-        if time.monotonic() - began > WORTH_KEEPING:
+        # What JAX has read from its own cache, XLA would write without its code.
+        if time.monotonic() - began > WORTH_KEEPING and len(_found_by_jax) == found_before:
             _keep(path, compiled)
         return compiled
 
     def _cache_size(self) -> int:
         return self._jitted._cache_size() + len(self._found)
+
+
+@cache
+def _listen() -> None:
+    """Note each program that JAX finds in its own cache: another version of opvi may have left some there."""
+    jax.monitoring.register_event_listener(_heard)
+
+
+def _heard(event: str, **_: object) -> None:
+    if event == HIT:
+        _found_by_jax.append(None)
 
 
 @contextmanager
@@ -132,7 +150,7 @@ def place(
     if folder is None or jax.device_count() > 1:
         return None
     try:
-        said = plainly((function, settings))
+        said = plainly((function, tuple(map(_by_name, settings))))
     except TypeError:
         return None
     leaves, tree = jax.tree.flatten(arrays)
@@ -147,6 +165,15 @@ def place(
     ]
     known = json.dumps(about, default=_array)
     return folder / "whole" / hashlib.sha256(known.encode()).hexdigest()
+
+
+def _by_name(setting: Hashable) -> Hashable:
+    """Return the name of a method of opvi's own classes, such as `Predictive.mean`; other settings as they are."""
+    module, path = getattr(setting, "__module__", ""), getattr(setting, "__qualname__", "").split(".")
+    if not isinstance(setting, FunctionType) or module.split(".")[0] != "opvi" or len(path) != 2:
+        return setting
+    owner = getattr(sys.modules[module], path[0], None)
+    return f"{module}:{'.'.join(path)}" if getattr(owner, path[1], None) is setting else setting
 
 
 def _array(value: np.ndarray) -> list[Any]:

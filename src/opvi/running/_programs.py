@@ -22,7 +22,10 @@ _folder: Path | None = None
 
 def kept_in() -> Path | None:
     """Return the folder that `keep_programs` chose, None if it chose none or JAX has been given another since."""
-    return _folder if _folder and jax.config.values["jax_compilation_cache_dir"] == str(_folder) else None
+    if _folder is None:
+        return None
+    # Not `config.values`, which looks up all settings at each call.
+    return _folder if getattr(jax.config, "jax_compilation_cache_dir", None) == str(_folder) else None
 
 
 def keep_programs() -> Path | None:

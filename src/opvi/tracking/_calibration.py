@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.scipy.special import logsumexp
 
-from opvi._factors import solve_positive
+from opvi._factors import diagonal, solve_positive
 from opvi.predictive import StudentT
 from opvi.tracking._jumps import SURE, squared_quantile
 from opvi.types import Array, Scalar
@@ -255,7 +255,7 @@ def _learn_shape(
     before = features @ known.shape
     shape = known.shape + gain @ ((wanted - before) * root[:, 0])
     P = (known.shape_covariance - gain @ AP) / SHAPE_MEMORY**share
-    P = (P + P.T) / 2 * jnp.minimum(1, len(P) / (P * np.eye(len(P), dtype=P.dtype)).sum())
+    P = (P + P.T) / 2 * jnp.minimum(1, len(P) / diagonal(P).sum())
     now = ((features @ shape) * weight).sum() / jnp.maximum(weight.sum(), 1e-30)
     since = jnp.maximum(known.rounds - 1, 0)
     early = jnp.minimum(since / (since + share + 1e-30), jnp.maximum(1 - share, 0))  # the mean of the last 20 rows
@@ -268,7 +268,7 @@ def _stack(products: Array, seen: Scalar) -> Array:
     r"""Return weights on the simplex that nearly minimise $w^\top (E + \text{ridge}) w$, by exponentiated gradients."""
     n = len(products)
     eye = np.eye(n, dtype=products.dtype)
-    best = (products * eye).sum(1).min() / jnp.maximum(seen, 1e-30)
+    best = diagonal(products).min() / jnp.maximum(seen, 1e-30)
     E = products + RIDGE * best * eye
     E = E / jnp.maximum(jnp.abs(E).max(), 1e-30)
 

@@ -35,7 +35,11 @@ class Mixed(Protocol):
 
 def scaled(moments: scaling.Moments, x: Array) -> Array:
     """Return inputs as the trackers see them."""
-    return jnp.clip(scaling.readable(scaling.scale_of(moments), x), -LARGEST_INPUT, LARGEST_INPUT)
+    return _within(scaling.scale_of(moments), x)
+
+
+def _within(scale: scaling.Scale, x: Array) -> Array:
+    return jnp.clip(scaling.readable(scale, x), -LARGEST_INPUT, LARGEST_INPUT)
 
 
 def members(
@@ -53,7 +57,7 @@ def members(
     lines = [] if state.linear is None else [predict_linear(state.linear, z, sampler.classes).log_probabilities()]
     memory = state.memory
     if memory is not None:
-        view = partial(scaled, state.moments)
+        view = partial(_within, scaling.scale_of(state.moments))
         kept = sampler.remembered, sampler.half_life, stored
         lines.insert(0, in_pieces(lambda some: memories.recall(memory, view, some, *kept))(z))
     if networks is None:

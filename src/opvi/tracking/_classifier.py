@@ -8,6 +8,7 @@ from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from opvi._forks import Unforked
 from opvi._steps import LARGEST_COUNT, StepInfo, compiled, in_one_program, one_more, pieces
@@ -16,7 +17,7 @@ from opvi.filters._covariance import exactly
 from opvi.filters._kfac import KFAC, KFACState, in_turn
 from opvi.filters._linear_ekf import LinearEKF
 from opvi.predictive import Categorical, Predictive
-from opvi.targets import Target, cast, categorical, mlp
+from opvi.targets import Target, as_particles, cast, categorical, mlp
 from opvi.tracking import _class_memory as memories
 from opvi.tracking import _class_mixture as mixture
 from opvi.tracking import _columns as columns
@@ -126,7 +127,7 @@ class Classifier(Unforked):
         """Return the state before any row."""
         networks, filters = self.networks, self.filters
         each = _share(self.particles if particles is None else particles, len(networks)) if networks else 0
-        inner = tuple(net.init(jax.random.fold_in(key, i), each) for i, net in enumerate(networks))
+        inner = tuple(net.init(key, start) for net, start in zip(networks, _starts(networks, key, each), strict=True))
         lines = None if filters is None else filters.init(key)
         dtype = (inner[0] if inner else lines).particles.dtype  # type: ignore[union-attr]
         kept, zero = self.remembered, jnp.zeros((), jnp.int32)
@@ -279,6 +280,17 @@ def _share(particles: Start, groups: int) -> int:
 
 
 # --- predicting ---------------------------------------------------------------------------------
+
+
+def _starts(networks: Sequence[KFAC], key: Key, each: Start) -> list[Start]:
+    """Return the starting particles of every network; those of equal targets are drawn together."""
+    found: dict[int, Start] = {}
+    for target in dict.fromkeys(net.target for net in networks):
+        alike = [i for i, net in enumerate(networks) if net.target == target]
+        keys = jax.vmap(partial(jax.random.fold_in, key))(np.asarray(alike, np.uint32))
+        drawn = jax.vmap(lambda one, target=target: as_particles(target, one, each))(keys)
+        found |= {i: drawn[place] for place, i in enumerate(alike)}
+    return [found[i] for i in range(len(networks))]
 
 
 def _pairs(sampler: Classifier, state: ClassifierState) -> list[tuple[Target, Particles]]:

@@ -20,6 +20,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from opvi._factors import diagonal
 from opvi.tracking import _calibration as calibration
 from opvi.tracking import _levels as levels
 from opvi.tracking import _metric as metrics
@@ -293,7 +294,7 @@ def _weights(A: Array, b: Array) -> Array:
     """Return the weights of the two terms, and of the few levels that have clearly helped."""
     if len(b) == 2:
         return _bounded(nonnegative(A, b), LARGEST_SHARE)
-    gain = jnp.maximum(b[2:], 0) ** 2 / (A * np.eye(len(b), dtype=A.dtype)).sum(1)[2:]
+    gain = jnp.maximum(b[2:], 0) ** 2 / diagonal(A)[2:]
     most, which = jax.lax.top_k(gain, min(LEVELS, len(gain)))
     clear = most > CLEAR + 2 * math.log(len(gain))
     chosen = jnp.concatenate([jnp.arange(2), 2 + which])
@@ -314,7 +315,7 @@ def nonnegative(A: Array, b: Array) -> Array:
     r"""Return the minimum of $\beta^\top A \beta / 2 - b^\top \beta$ over $\beta \ge 0$, coordinate by coordinate."""
 
     n, eye = len(b), np.eye(len(b), dtype=b.dtype)
-    own = (A * eye).sum(1)
+    own = diagonal(A)
     others, alone = (A / own[:, None]) * (1 - eye), b / own
 
     def descend(i: Array, beta: Array) -> Array:

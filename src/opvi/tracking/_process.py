@@ -16,7 +16,7 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 
-from opvi._factors import root_inverse
+from opvi._factors import diagonal, root_inverse
 from opvi.filters._covariance import when
 from opvi.tracking import _scaling as scaling
 from opvi.tracking._calibration import USUAL_ROWS, Beside
@@ -284,7 +284,7 @@ def _slopes(settings: Array, G: Array, bend: Array, bent: Array, z: Array, weigh
     lengths = 2 * (M.sum(1) @ u**2 - (u * (M @ u)).sum(0))
     rest = [
         (G * bent).sum(),
-        ((G * jnp.eye(len(G), dtype=G.dtype)).sum(1) / jnp.maximum(weight, 1e-3)).sum() * noise,
+        (diagonal(G) / jnp.maximum(weight, 1e-3)).sum() * noise,
         (z * (G @ z)).sum() * v / columns,
     ]
     return jnp.concatenate([lengths, jnp.stack(rest)])

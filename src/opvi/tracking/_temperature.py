@@ -5,7 +5,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from opvi._factors import solve
+from opvi._factors import diagonal, solve
 from opvi.types import Array, Scalar
 
 ROUND = 20  # rows that WANDERING refers to
@@ -57,7 +57,7 @@ def update(exponents: Exponents, log_p: Array, y: Array, weight: Array) -> Expon
     divergence = 0.5 * (step @ H @ step) / jnp.maximum(total, 1e-30)
     step = step * jnp.minimum(1, jnp.sqrt(LARGEST_CHANGE / (jnp.maximum(divergence, 0) + 1e-9)))
     P = P + WANDERING * total / ROUND * jnp.eye(len(beta), dtype=p.dtype)
-    shrink = jnp.sqrt(jnp.minimum(1, LARGEST_VARIANCE / jnp.maximum(jnp.diagonal(P), 1e-30)))
+    shrink = jnp.sqrt(jnp.minimum(1, LARGEST_VARIANCE / jnp.maximum(diagonal(P), 1e-30)))
     P = P * shrink[:, None] * shrink[None, :]
     new = Exponents(beta + step, P)
     good = jnp.isfinite(new.value).all() & jnp.isfinite(P).all()
