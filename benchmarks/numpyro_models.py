@@ -8,12 +8,10 @@ import argparse
 import hashlib
 import inspect
 import json
-import os
 import time
 import warnings
-from concurrent.futures import Future, ProcessPoolExecutor, as_completed
+from concurrent.futures import Future, as_completed
 from functools import cache
-from multiprocessing import get_context
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -25,6 +23,7 @@ from numpyro.infer.reparam import LocScaleReparam
 
 import opvi
 from benchmarks.numpyro_examples import MODELS
+from benchmarks.parallel import pool
 from benchmarks.stamp import stamp
 
 COMMAND = "python -m benchmarks.numpyro_models --out docs/results --batches {} --seeds {}"
@@ -35,13 +34,8 @@ SOURCES = (
     "benchmarks/numpyro_models.py",
 )
 CHAINS, WARM_UP, SAMPLES, ACCEPTED = 4, 1000, 10000, 0.98
-DRAWS = 4000
+DRAWS = 12_800  # 32 of each chain; of 4,000, the sd of a parameter with heavy tails is off by 5 % by chance
 LONG = 150.0  # seconds: seeds that take longer together run apart
-ONE_THREAD = {  # each process has one core
-    "XLA_FLAGS": "--xla_cpu_multi_thread_eigen=false",
-    "OPENBLAS_NUM_THREADS": "1",
-    "OMP_NUM_THREADS": "1",
-}
 NON_CENTRED = {"levels": {"level": LocScaleReparam(0)}}  # NUTS, too, is slow to explore a funnel
 LOGARITHMS = {"horseshoe": ("own", "shared")}  # half-Cauchy scales have no mean
 Seconds = dict[str, dict[str, float]]  # by model and batch
@@ -155,15 +149,6 @@ def slowest(done: dict[str, dict]) -> Seconds:
     }
 
 
-def alone(turn: Any) -> None:
-    """Keep this process to a core of its own: JAX would start a thread for every core otherwise."""
-    if hasattr(os, "sched_setaffinity"):
-        cores = sorted(os.sched_getaffinity(0))
-        with turn.get_lock():
-            core, turn.value = cores[turn.value % len(cores)], turn.value + 1
-        os.sched_setaffinity(0, {core})
-
-
 def trials(task: Task) -> dict[str, Run]:
     """Return the runs of a task by seed."""
     return {str(seed): trial(task.name, task.batch, seed) for seed in task.seeds}
@@ -238,16 +223,15 @@ def main() -> None:
     done: dict[str, dict] = {} if options.again else before.get("results", {})
     references: dict[str, dict] = before.get("references", {})
     took = before.get("seconds") or slowest(before.get("results", {}))
-    for name, value in ONE_THREAD.items():
-        os.environ.setdefault(name, value)
     failed: dict[Any, BaseException] = {}
     found: dict[Task, dict[str, Run]] = {}
     lacking = {name for name in options.models if references.get(name, {}).get("mark") != mark(name)}
-    spawned = get_context("spawn")
-    with ProcessPoolExecutor(options.jobs, spawned, alone, (spawned.Value("i", 0),)) as pool:
-        waiting: dict[Future, Any] = {pool.submit(reference, name): name for name in options.models if name in lacking}
+    with pool(options.jobs) as processes:
+        waiting: dict[Future, Any] = {
+            processes.submit(reference, name): name for name in options.models if name in lacking
+        }
         for task in tasks(options.models, options.batches, options.seeds, done, took):
-            waiting[pool.submit(trials, task)] = task
+            waiting[processes.submit(trials, task)] = task
         for future in as_completed(waiting):
             what = waiting[future]
             if error := future.exception():

@@ -23,7 +23,7 @@ FORGETTING = 0.98  # a round of 20 rows, where the data drift
 HALF_LIFE = 20 * math.log(0.5) / math.log(FORGETTING)
 FIRST_SEED = 20_000  # of the streams reported; settings were chosen on others
 FIRST_START = 40_000  # likewise, of the starting particles for posteriordb
-DRAWS = 10_000  # from what a tracker believes: their own error is about 1 %
+DRAWS = 25_600  # 64 of each chain: their own error is about 1 %, also in sds of heavy tails
 
 
 class Size(NamedTuple):
