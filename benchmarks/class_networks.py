@@ -5,7 +5,6 @@ random network, or not at all. Seeds 0 and 1 were used to choose settings; other
 """
 
 import argparse
-import json
 import math
 from pathlib import Path
 
@@ -14,7 +13,7 @@ import numpy as np
 
 import opvi
 from benchmarks.machine import machine
-from benchmarks.parallel import finished
+from benchmarks.parallel import finished, keep
 from benchmarks.stamp import stamp
 
 COMMAND = "python -m benchmarks.class_networks --out docs/results --seeds"
@@ -125,7 +124,7 @@ def write(file: Path, found: dict[tuple, dict[int, float]], command: str) -> Non
         "sources": stamp(*SOURCES),
         "tables": [table(results)],
     }
-    file.write_text(json.dumps({**made, "results": results}, indent=1) + "\n")
+    keep(file, {**made, "results": results})
 
 
 if __name__ == "__main__":

@@ -22,7 +22,7 @@ from numpyro.infer import MCMC, NUTS
 
 import opvi
 from benchmarks.measures import pareto_k, separation, stein_discrepancy, uneven
-from benchmarks.parallel import finished
+from benchmarks.parallel import finished, keep
 from benchmarks.stamp import stamp
 
 COMMAND = "python -m benchmarks.diagnosis --out docs/results --seeds"
@@ -368,7 +368,7 @@ def main() -> None:
         command = f"{COMMAND} {' '.join(map(str, options.seeds))}"
         results = {"good at most": GOOD, "bad at least": BAD, **summary(done), "cases": dict(sorted(done.items()))}
         made = {"command": command, "sources": stamp(*SOURCES), "results": results}
-        file.write_text(json.dumps(made, indent=1) + "\n")
+        keep(file, made)
 
 
 if __name__ == "__main__":

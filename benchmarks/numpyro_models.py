@@ -23,7 +23,7 @@ from numpyro.infer.reparam import LocScaleReparam
 
 import opvi
 from benchmarks.numpyro_examples import MODELS
-from benchmarks.parallel import pool
+from benchmarks.parallel import keep, pool
 from benchmarks.stamp import stamp
 
 COMMAND = "python -m benchmarks.numpyro_models --out docs/results --batches {} --seeds {}"
@@ -35,7 +35,7 @@ SOURCES = (
 )
 CHAINS, WARM_UP, SAMPLES, ACCEPTED = 4, 1000, 10000, 0.98
 DRAWS = 12_800  # 32 of each chain; of 4,000, the sd of a parameter with heavy tails is off by 5 % by chance
-LONG = 150.0  # seconds: seeds that take longer together run apart
+LONG = 100.0  # seconds: seeds that take longer together run apart
 NON_CENTRED = {"levels": {"level": LocScaleReparam(0)}}  # NUTS, too, is slow to explore a funnel
 LOGARITHMS = {"horseshoe": ("own", "shared")}  # half-Cauchy scales have no mean
 Seconds = dict[str, dict[str, float]]  # by model and batch
@@ -137,8 +137,9 @@ def tasks(models: list[str], batches: list[int], seeds: list[int], done: dict[st
 
 def expected(took: dict[str, float], batch: int) -> tuple[float, float]:
     """Return the seconds that a model takes to compile, about those of its fastest run before, and those of a run."""
-    start = min(took.values(), default=LONG)
-    return start, took.get(str(batch), 2 * max(took.values(), default=LONG / 2)) - start
+    start, longest = min(took.values(), default=LONG), max(took.values(), default=LONG / 2)
+    by_rounds = max(((seconds - start) * int(other) / batch for other, seconds in took.items()), default=0.0)
+    return start, took[str(batch)] - start if str(batch) in took else max(2 * longest - start, by_rounds)
 
 
 def slowest(done: dict[str, dict]) -> Seconds:
@@ -204,7 +205,7 @@ def write(file: Path, done: dict[str, dict], references: dict[str, dict], took: 
             name: took.get(name, {}) | new for name, new in ({name: {} for name in took} | slowest(done)).items()
         },
     }
-    file.write_text(json.dumps(made, indent=1) + "\n")
+    keep(file, made)
 
 
 def main() -> None:

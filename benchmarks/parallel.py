@@ -1,9 +1,11 @@
 """Measurements in several processes, each on one core, reported as they finish."""
 
+import json
 import os
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from multiprocessing import get_context
+from pathlib import Path
 from typing import Any
 
 ONE_THREAD = {
@@ -45,3 +47,10 @@ def finished(function: Callable[..., Any], tasks: Iterable[tuple], jobs: int) ->
                 yield waiting[future], future.result()
     if failed:
         raise SystemExit("\n".join(f"{task}: {error!r}" for task, error in failed.items()))
+
+
+def keep(file: Path, made: dict) -> None:
+    """Write results so that a process killed meanwhile leaves those before."""
+    part = file.with_suffix(".part")
+    part.write_text(json.dumps(made, indent=1) + "\n")
+    part.replace(file)

@@ -4,7 +4,6 @@ Linear-Gaussian models of 60 and 500 parameters by `opvi.tracker`, and a stream 
 """
 
 import argparse
-import json
 import math
 from pathlib import Path
 
@@ -13,7 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 
 import opvi
-from benchmarks.parallel import finished
+from benchmarks.parallel import finished, keep
 from benchmarks.stamp import stamp
 
 COMMAND = "python -m benchmarks.posterior --out docs/results --seeds"
@@ -115,7 +114,7 @@ def main() -> None:
             values = (str(value) if value == math.inf else value for value in CASES[number])
             done["linear"].append({**dict(zip(names, values, strict=True)), "trials": trials})
         made = {"command": f"{COMMAND} {options.seeds}", "sources": stamp(*SOURCES), "results": done}
-        (options.out / "posterior.json").write_text(json.dumps(made, indent=1) + "\n")
+        keep(options.out / "posterior.json", made)
 
 
 if __name__ == "__main__":
