@@ -5,7 +5,6 @@ random network, or not at all. Seeds 0 and 1 were used to choose settings; other
 """
 
 import argparse
-import json
 import math
 from pathlib import Path
 
@@ -14,6 +13,7 @@ import numpy as np
 
 import opvi
 from benchmarks.machine import machine
+from benchmarks.parallel import finished, keep
 from benchmarks.stamp import stamp
 
 COMMAND = "python -m benchmarks.class_networks --out docs/results --seeds"
@@ -72,38 +72,59 @@ def table(results: list[dict]) -> dict[str, list]:
     return {"header": HEADER, "rows": lines}
 
 
+def losses(head: str, network: tuple[str, str] | None, labels: str, seeds: tuple[int, ...]) -> dict[int, float]:
+    """Return the log loss of a network, or of the classifier, for every seed."""
+    classes = HEADS[head]
+    sampler = opvi.tracker(target(head, *network)) if network else opvi.classifier(COLUMNS, classes)
+    return {seed: loss(sampler, rows(labels, classes, seed), seed) for seed in seeds}
+
+
+def name_of(network: tuple[str, str]) -> str:
+    """Return a network's name in the table."""
+    return ", ".join(network)
+
+
 def main() -> None:
     """Measure, and write `class-networks.json`."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--out", type=Path, default=Path("bench-output"), help="folder for class-networks.json")
     parser.add_argument("--seeds", type=int, nargs="+", default=[2, 3, 4])
     parser.add_argument("--labels", nargs="+", default=list(LABELS))
+    parser.add_argument("--jobs", type=int, default=1, help="processes at once, each on one core")
     options = parser.parse_args()
     options.out.mkdir(parents=True, exist_ok=True)
-    command = f"{COMMAND} {' '.join(map(str, options.seeds))}"
-    results: list[dict] = []
-    for head, classes in HEADS.items():
-        streams = [(labels, seed) for labels in options.labels for seed in options.seeds]
-        data = {stream: rows(stream[0], classes, stream[1]) for stream in streams}
-        classifier = opvi.classifier(COLUMNS, classes)
-        beside = {stream: loss(classifier, data[stream], stream[1]) for stream in streams}
-        for layers in LAYERS:
-            for activation in ACTIVATIONS:
-                tracker = opvi.tracker(target(head, activation, layers))
-                for stream in streams:
-                    found = {
-                        **{"head": head, "network": f"{activation}, {layers}", "labels": stream[0], "seed": stream[1]},
-                        **{"log loss": loss(tracker, data[stream], stream[1]), "classifier": beside[stream]},
-                    }
-                    print(found, f"{found['log loss'] / found['classifier'] - 1:+.3f}", flush=True)
-                    results.append(found)
+    networks = [None, *((activation, layers) for layers in LAYERS for activation in ACTIVATIONS)]
+    tasks = [
+        (head, network, labels, tuple(options.seeds))
+        for network in networks
+        for head in HEADS
+        for labels in options.labels
+    ]
+    found: dict[tuple, dict[int, float]] = {}
+    for (head, network, labels, _), of_seeds in finished(losses, tasks, options.jobs):
+        found[head, network, labels] = of_seeds
+        print(head, network, labels, of_seeds, flush=True)
+        write(options.out / "class-networks.json", found, f"{COMMAND} {' '.join(map(str, options.seeds))}")
+
+
+def write(file: Path, found: dict[tuple, dict[int, float]], command: str) -> None:
+    """Write what has been measured so far: networks whose classifier beside them is known."""
+    results = [
+        {
+            **{"head": head, "network": name_of(network), "labels": labels, "seed": seed},
+            **{"log loss": value, "classifier": found[head, None, labels][seed]},
+        }
+        for (head, network, labels), of_seeds in sorted(found.items(), key=str)
+        if network and (head, None, labels) in found
+        for seed, value in of_seeds.items()
+    ]
     made = {
         "command": command,
         "machine": machine("python -m benchmarks.class_networks"),
         "sources": stamp(*SOURCES),
         "tables": [table(results)],
     }
-    (options.out / "class-networks.json").write_text(json.dumps({**made, "results": results}, indent=1) + "\n")
+    keep(file, {**made, "results": results})
 
 
 if __name__ == "__main__":

@@ -8,12 +8,10 @@ import argparse
 import hashlib
 import inspect
 import json
-import os
 import time
 import warnings
-from concurrent.futures import Future, ProcessPoolExecutor, as_completed
+from concurrent.futures import Future, as_completed
 from functools import cache
-from multiprocessing import get_context
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -25,6 +23,7 @@ from numpyro.infer.reparam import LocScaleReparam
 
 import opvi
 from benchmarks.numpyro_examples import MODELS
+from benchmarks.parallel import keep, pool
 from benchmarks.stamp import stamp
 
 COMMAND = "python -m benchmarks.numpyro_models --out docs/results --batches {} --seeds {}"
@@ -35,13 +34,8 @@ SOURCES = (
     "benchmarks/numpyro_models.py",
 )
 CHAINS, WARM_UP, SAMPLES, ACCEPTED = 4, 1000, 10000, 0.98
-DRAWS = 4000
-LONG = 150.0  # seconds: seeds that take longer together run apart
-ONE_THREAD = {  # each process has one core
-    "XLA_FLAGS": "--xla_cpu_multi_thread_eigen=false",
-    "OPENBLAS_NUM_THREADS": "1",
-    "OMP_NUM_THREADS": "1",
-}
+DRAWS = 12_800  # 32 of each chain; of 4,000, the sd of a parameter with heavy tails is off by 5 % by chance
+LONG = 100.0  # seconds: seeds that take longer together run apart
 NON_CENTRED = {"levels": {"level": LocScaleReparam(0)}}  # NUTS, too, is slow to explore a funnel
 LOGARITHMS = {"horseshoe": ("own", "shared")}  # half-Cauchy scales have no mean
 Seconds = dict[str, dict[str, float]]  # by model and batch
@@ -143,8 +137,9 @@ def tasks(models: list[str], batches: list[int], seeds: list[int], done: dict[st
 
 def expected(took: dict[str, float], batch: int) -> tuple[float, float]:
     """Return the seconds that a model takes to compile, about those of its fastest run before, and those of a run."""
-    start = min(took.values(), default=LONG)
-    return start, took.get(str(batch), 2 * max(took.values(), default=LONG / 2)) - start
+    start, longest = min(took.values(), default=LONG), max(took.values(), default=LONG / 2)
+    by_rounds = max(((seconds - start) * int(other) / batch for other, seconds in took.items()), default=0.0)
+    return start, took[str(batch)] - start if str(batch) in took else max(2 * longest - start, by_rounds)
 
 
 def slowest(done: dict[str, dict]) -> Seconds:
@@ -153,15 +148,6 @@ def slowest(done: dict[str, dict]) -> Seconds:
         name: {batch: max(trial["seconds"] for trial in trials.values()) for batch, trials in by_batch.items()}
         for name, by_batch in done.items()
     }
-
-
-def alone(turn: Any) -> None:
-    """Keep this process to a core of its own: JAX would start a thread for every core otherwise."""
-    if hasattr(os, "sched_setaffinity"):
-        cores = sorted(os.sched_getaffinity(0))
-        with turn.get_lock():
-            core, turn.value = cores[turn.value % len(cores)], turn.value + 1
-        os.sched_setaffinity(0, {core})
 
 
 def trials(task: Task) -> dict[str, Run]:
@@ -219,7 +205,7 @@ def write(file: Path, done: dict[str, dict], references: dict[str, dict], took: 
             name: took.get(name, {}) | new for name, new in ({name: {} for name in took} | slowest(done)).items()
         },
     }
-    file.write_text(json.dumps(made, indent=1) + "\n")
+    keep(file, made)
 
 
 def main() -> None:
@@ -238,16 +224,15 @@ def main() -> None:
     done: dict[str, dict] = {} if options.again else before.get("results", {})
     references: dict[str, dict] = before.get("references", {})
     took = before.get("seconds") or slowest(before.get("results", {}))
-    for name, value in ONE_THREAD.items():
-        os.environ.setdefault(name, value)
     failed: dict[Any, BaseException] = {}
     found: dict[Task, dict[str, Run]] = {}
     lacking = {name for name in options.models if references.get(name, {}).get("mark") != mark(name)}
-    spawned = get_context("spawn")
-    with ProcessPoolExecutor(options.jobs, spawned, alone, (spawned.Value("i", 0),)) as pool:
-        waiting: dict[Future, Any] = {pool.submit(reference, name): name for name in options.models if name in lacking}
+    with pool(options.jobs) as processes:
+        waiting: dict[Future, Any] = {
+            processes.submit(reference, name): name for name in options.models if name in lacking
+        }
         for task in tasks(options.models, options.batches, options.seeds, done, took):
-            waiting[pool.submit(trials, task)] = task
+            waiting[processes.submit(trials, task)] = task
         for future in as_completed(waiting):
             what = waiting[future]
             if error := future.exception():

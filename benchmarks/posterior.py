@@ -4,7 +4,6 @@ Linear-Gaussian models of 60 and 500 parameters by `opvi.tracker`, and a stream 
 """
 
 import argparse
-import json
 import math
 from pathlib import Path
 
@@ -13,6 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 
 import opvi
+from benchmarks.parallel import finished, keep
 from benchmarks.stamp import stamp
 
 COMMAND = "python -m benchmarks.posterior --out docs/results --seeds"
@@ -86,25 +86,35 @@ def modes(seed: int) -> dict:
     }
 
 
+def measured(case: int, seed: int) -> dict:
+    """Return what is measured of a linear model by its place in `CASES`, or of the two modes, -1."""
+    return modes(seed) if case < 0 else linear(*CASES[case], seed)
+
+
 def main() -> None:
     """Measure, and write `posterior.json`."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--out", type=Path, default=Path("bench-output"), help="folder for posterior.json")
     parser.add_argument("--seeds", type=int, default=5)
+    parser.add_argument("--jobs", type=int, default=1, help="processes at once, each on one core")
     options = parser.parse_args()
-    names = ("parameters", "rows", "batch", "half_life", "prior_mean", "prior_variance")
-    of_modes = {str(seed): modes(seed) for seed in range(options.seeds)}
-    done: dict[str, list] = {"linear": [], "modes": [{"trials": of_modes}]}
-    for case in CASES:
-        trials = {str(seed): linear(*case, seed) for seed in range(options.seeds)}
-        said = {name: str(value) if value == math.inf else value for name, value in zip(names, case, strict=True)}
-        done["linear"].append({**said, "trials": trials})
-        print(case, trials["0"], flush=True)
     options.out.mkdir(parents=True, exist_ok=True)
-    (options.out / "posterior.json").write_text(
-        json.dumps({"command": f"{COMMAND} {options.seeds}", "sources": stamp(*SOURCES), "results": done}, indent=1)
-        + "\n"
-    )
+    names = ("parameters", "rows", "batch", "half_life", "prior_mean", "prior_variance")
+    found: dict[int, dict[str, dict]] = {}
+    tasks = [(case, seed) for case in reversed(range(-1, len(CASES))) for seed in range(options.seeds)]
+    for (case, seed), one in finished(measured, tasks, options.jobs):
+        found.setdefault(case, {})[str(seed)] = one
+        print(CASES[case] if case >= 0 else "modes", seed, one, flush=True)
+        done: dict[str, list] = {"linear": [], "modes": []}
+        for number, trials in sorted(found.items()):
+            trials = dict(sorted(trials.items()))
+            if number < 0:
+                done["modes"].append({"trials": trials})
+                continue
+            values = (str(value) if value == math.inf else value for value in CASES[number])
+            done["linear"].append({**dict(zip(names, values, strict=True)), "trials": trials})
+        made = {"command": f"{COMMAND} {options.seeds}", "sources": stamp(*SOURCES), "results": done}
+        keep(options.out / "posterior.json", made)
 
 
 if __name__ == "__main__":

@@ -14,12 +14,22 @@ import numpy as np
 
 import opvi
 from opvi._steps import compiled
+from opvi.tracking._classifier import Classifier
 
 ROUNDS, ROWS, N, KEY = 8, 6, 4, jax.random.key(0)
 RNG = np.random.default_rng(0)
 X = RNG.normal(size=(ROUNDS * ROWS, 3)).astype(np.float32)
 Y = np.sin(X[:, 0]) + 0.1 * RNG.normal(size=len(X)).astype(np.float32)
 NETWORK = opvi.mlp(3, (20,), activation=jnp.tanh, prior_variance=None)
+
+
+class OneNetwork(Classifier):
+    """A classifier that has of each part one: its second network is made of what the first is made of."""
+
+    @property
+    def networks(self):
+        return super().networks[:1]
+
 
 NUMBERS, LABELS = (X, Y), (X, (Y > 0).astype(np.int32))
 
@@ -36,7 +46,7 @@ CASES = {
         LABELS,
     ),
     "regressor": (opvi.regressor(3, hidden=(), particles=N), NUMBERS),
-    "classifier": (opvi.classifier(3, 2, hidden=(4,), particles=4, half_life=30.0), LABELS),  # of each part one
+    "classifier": (OneNetwork(3, 2, hidden=(4,), particles=N, half_life=30.0, with_linear=True), LABELS),
 }
 
 CALLED = compiled(abs).__code__  # shared by all that `compiled` returns

@@ -27,6 +27,34 @@ class Mutant(NamedTuple):
 
 MUTANTS = [
     Mutant(
+        "draws: the map's volume does not count",
+        "src/opvi/filters/_straight.py",
+        "jnp.exp(s) * v)), s.sum()",
+        "jnp.exp(s) * v)), 0 * s.sum()",
+        "tests/filters/test_straight.py",
+    ),
+    Mutant(
+        "draws: no parameter drives the scale of another",
+        "src/opvi/filters/_straight.py",
+        "driver = excess > 0",
+        "driver = excess > 1e9",
+        "tests/filters/test_straight.py",
+    ),
+    Mutant(
+        "draws: scales are fitted, means that follow them are not",
+        "src/opvi/filters/_straight.py",
+        "use = jnp.concatenate([always, before, drives.any(1, keepdims=True)], 1)",
+        "use = jnp.concatenate([always, before, ~always], 1)",
+        "tests/filters/test_straight.py",
+    ),
+    Mutant(
+        "draws: coordinates are never fitted to chains",
+        "src/opvi/filters/_moves.py",
+        "MOVED, STUCK = 1e-3, 0.5",
+        "MOVED, STUCK = 1e-3, 1.0",
+        "tests/filters/test_straight.py",
+    ),
+    Mutant(
         "process: rows' weights do not count",
         "src/opvi/tracking/_process.py",
         "_noise(settings) / jnp.maximum(weight[:count], 1e-3), 1)",

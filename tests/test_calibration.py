@@ -34,6 +34,7 @@ OPTIMISED = {"xla_backend_optimization_level": 2, "xla_llvm_disable_expensive_pa
 PACE = opvi.filters.Pace(looks=30)
 CASES = {
     "gauss_newton": (opvi.gauss_newton(LINE, half_life=float("inf")), LINE, 4),
+    "gain_one": (opvi.gain_one(LINE, substeps=1), LINE, 40),
     "sl_opvi": (opvi.sl_opvi(LOGIT, example=EXAMPLE, memory_rows=ROWS, pace=PACE), LOGIT, 40),
     "sl_opvi, no rows": (opvi.sl_opvi(LINE, memory_rows=0, pace=PACE), LINE, 40),
 }

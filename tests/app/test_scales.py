@@ -2,7 +2,6 @@
 
 import json
 
-import jax
 import jax.numpy as jnp
 import numpy as np
 import pyarrow.csv as pc
@@ -16,7 +15,7 @@ from opvi.app.learn import RunDirectory
 from opvi.app.learn._predict import learnt
 from opvi.app.learn._scales import count_moments, count_quantiles, log_probability, positive_moments
 from opvi.predictive import Normal, Predictive
-from opvi.running._stream import batch
+from opvi.running._engine import Engine
 
 SMALL = ["--hidden", "none", "--particles", "2", "--first-rows", "400"]
 
@@ -60,19 +59,19 @@ def test_figures_are_of_the_target_itself(table, run):
         encoded = known.schema.encode(next(source.blocks()))
     assert [one.reason.split(": ")[1] for one in encoded.rejected] == ["'0' is not positive", "'-5' is not positive"]
     y = np.exp(np.asarray(encoded.y, float))
-    state, loss, error = known.sampler.init(jax.random.key(0)), [], []
+    engine, loss, error = Engine(known.sampler, 0), [], []  # which learns by the program of `run`
     for at in range(0, len(y), 20):
         rows = slice(at, at + 20)
         if at:
-            said = known.sampler.predict(state, encoded.x[rows])
+            said = known.sampler.predict(engine.state, encoded.x[rows])
             loss.append(-np.asarray(said.log_density(jnp.asarray(encoded.y[rows])), float) + np.log(y[rows]))
             error.append((np.asarray(positive_moments(said)[0], float) - y[rows]) ** 2)
-        state, _ = known.sampler.step(jax.random.key(0), state, batch((encoded.x[rows], encoded.y[rows]), pad_to=20))
+        engine.feed((encoded.x[rows], encoded.y[rows]))
     figures = json.loads((run / "metrics.json").read_text())
     np.testing.assert_allclose(figures["log_loss"], np.concatenate(loss).mean(), rtol=1e-3)
     np.testing.assert_allclose(figures["rmse"], np.sqrt(np.concatenate(error).mean()), rtol=1e-3)
     assert figures["rmse"] < 0.7 * figures["baseline_rmse"]
-    one = known.sampler.predict(state, np.repeat(encoded.x[:1], 20, 0))  # as many rows as above: the same programs
+    one = known.sampler.predict(engine.state, np.repeat(encoded.x[:1], 20, 0))  # as many rows as above
     low, high = np.exp(np.asarray(one.quantile([1e-4, 1 - 1e-4]))[:, 0])
     values = np.geomspace(low, high, 2000)
     parts = [one.log_density(jnp.log(jnp.asarray(part, jnp.float32))) for part in values.reshape(-1, 20)]

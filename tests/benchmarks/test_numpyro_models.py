@@ -37,7 +37,8 @@ def test_missing_runs_come_longest_first_and_long_seeds_run_apart():
 
 def test_what_was_never_timed_counts_as_long():
     assert expected({}, 5) == (LONG, 0)
-    assert expected({"20": 10.0, "5": 30.0}, 1) == (10, 50)
+    assert expected({"20": 10.0, "5": 30.0}, 1) == (10, 100)  # five times as many rounds as batches of 5
+    assert expected({"20": 10.0}, 1) == (10, 10)
 
 
 def test_errors_are_in_standard_deviations_of_the_reference():

@@ -20,7 +20,10 @@ from opvi.types import Array, ArrayLike, Data, Key, Particles, Sampler, Seed, St
 try:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", FutureWarning)  # ArviZ 0.x announces 1.0 once a day
-        import arviz
+        try:
+            import arviz
+        except FileNotFoundError:  # of two processes that are ArviZ's first of a day, one takes the other's note of it
+            import arviz
 except ImportError as error:
     raise ImportError('`opvi.to_arviz` needs ArviZ: `pip install "opvi[arviz]"`.') from error
 

@@ -1,4 +1,4 @@
-r"""Moves that leave a density invariant: Hamiltonian trajectories in the particles' own coordinates."""
+r"""Moves that leave a density invariant: Hamiltonian trajectories in coordinates in which it is roughly round."""
 
 import math
 from collections.abc import Callable
@@ -8,6 +8,7 @@ import jax
 import jax.numpy as jnp
 
 from opvi.filters._covariance import exactly
+from opvi.filters._straight import Straight, linear, straight
 from opvi.filters._surrogates import Frame
 from opvi.types import Array, Key, Particles, Scalar
 
@@ -15,6 +16,9 @@ LEAPS = 8  # of a trajectory
 STEP = 0.5  # to begin with, times d^(-1/4), in standard deviations of the particles
 WANTED = 0.8  # share of trajectories that are accepted
 SHORTEST = 0.1  # share of the step that a trajectory takes at least: narrow places need short ones
+
+FITTED = 4, 12, 28  # moves before which coordinates are fitted to where chains are
+MOVED, STUCK = 1e-3, 0.5  # distance, in sds, and share of chains that must have moved further: else nothing is to fit
 
 LONG_LEAPS, LONG_SHORTEST = 64, 0.003  # the same for chains that have not forgotten where they began
 LONG_MOVES = 20  # between two looks at what chains remember
@@ -46,14 +50,14 @@ class Moved(NamedTuple):
 
 
 class _Chains(NamedTuple):
-    u: Array  # [n, d], in the frame
-    value: Array  # [n]: log density
-    slope: Array  # [n, d]
+    u: Array  # [n, d], in the coordinates of a map
     step: Scalar
 
 
 class _Progress(NamedTuple):
     chains: _Chains
+    map: Straight  # from the chains' coordinates to parameters
+    again: Array  # whether to fit it to where chains are now
     middle: Array  # [n, d]: where chains were about half as many moves ago
     moves: Array  # made so far
     due: Array  # moves after which to look at what chains remember
@@ -74,21 +78,22 @@ def _move(
     shortest = jnp.where(long, LONG_SHORTEST, SHORTEST).astype(kind)
     length = at.step * shortest ** jax.random.uniform(two, (n, 1), kind)
 
-    def leap(_: int, place: tuple[Array, ...]) -> tuple[Array, ...]:
-        v, q, _value, g = place
-        q = q + length / 2 * g
-        v = v + length * q
+    def leap(i: int, place: tuple[Array, ...]) -> tuple[Array, ...]:
+        v, q, value, g, first = place
+        size = jnp.where(i == 0, 0, length)  # the first time, to see where chains are
+        q = q + size / 2 * g
+        v = v + size * q
         value, g = value_and_grad(v)
-        return v, q + length / 2 * g, value, g
+        return v, q + size / 2 * g, value, g, jnp.where(i == 0, value, first)
 
     leaps = jnp.where(long, LONG_LEAPS, LEAPS)
-    v, q, value, g = jax.lax.fori_loop(0, leaps, leap, (at.u, p, at.value, at.slope))
-    gain = value - at.value + ((p**2).sum(1) - (q**2).sum(1)) / 2
+    nothing = jnp.zeros(n, kind)
+    v, q, value, g, first = jax.lax.fori_loop(0, leaps + 1, leap, (at.u, p, nothing, jnp.zeros_like(p), nothing))
+    gain = value - first + ((p**2).sum(1) - (q**2).sum(1)) / 2
     chance = jnp.where(jnp.isfinite(gain) & jnp.isfinite(g).all(1), jnp.exp(jnp.minimum(gain, 0)), 0)
     yes = jax.random.uniform(three, (n,), kind) < chance
-    u, slope = (jnp.where(yes[:, None], new, old) for new, old in ((v, at.u), (g, at.slope)))
     step = at.step * jnp.exp(0.5 * (chance.mean() - WANTED))
-    return _Chains(u, jnp.where(yes, value, at.value), slope, step), chance.mean()
+    return _Chains(jnp.where(yes[:, None], v, at.u), step), chance.mean()
 
 
 def moved(
@@ -106,28 +111,39 @@ def moved(
     Particles distributed as the density stay so; others approach it, as far as trajectories reach.
     Steps are randomised, $\epsilon u$ with u log-uniform, and $\epsilon$ follows the share accepted.
     Chains that have not forgotten where they began get longer trajectories, of steps that vary more, for a while.
+    Coordinates are fitted to where chains are, several times before the first place is taken and not after it.
 
     Args:
         key: the key for momenta, steps and acceptance.
         log_density: the log density of one point; particles never go where it is not finite.
         x: where to begin.
-        own: coordinates in which the density is roughly round.
+        own: coordinates in which the density is roughly round, to begin with.
         first: the number of moves before those that are returned, at least.
         moves: the number of moves that are returned.
         same: weights `[n, n]` with which the chains of a mode are averaged, row by row.
         early: a smaller number of moves that is enough for chains that have clearly arrived by then; 0 for none.
     """
-    n, d = x.shape
-    value_and_grad = jax.vmap(jax.value_and_grad(lambda u: log_density(own.centre + own.root @ u)))
+    n, start = len(x), own.into(x)
 
-    start = own.into(x)
+    def refitted(given: tuple[Straight, _Chains]) -> tuple[Straight, _Chains]:
+        """Return a map fitted to where chains are, and the same places by its coordinates."""
+        to, chains = given
+        now = jax.vmap(to.out)(chains.u)[0]
+        new = straight(log_density, now)
+        u = jax.vmap(new.into)(now)
+        yes = (jnp.abs(own.into(now) - start).max(1) > MOVED).mean() > STUCK
+        yes &= jnp.isfinite(u).all() & jnp.isfinite(jax.vmap(new.out)(u)[0]).all()
+        return jax.tree.map(lambda a, b: jnp.where(yes, a, b), (new, chains._replace(u=u)), given)
 
     def body(at: _Progress) -> _Progress:
+        fit = (at.moves[None] == jnp.array(FITTED, jnp.int32)).any() & (at.taken == 0) | at.again
+        to, chains = jax.lax.cond(fit, refitted, lambda given: given, (at.map, at.chains))
         ready = at.moves >= at.due
-        chains, chance = _move(jax.random.fold_in(key, at.moves), value_and_grad, at.chains, at.looks > 0)
-        made = at.moves + 1
+        chains, chance = _move(jax.random.fold_in(key, at.moves), _seen(log_density, to), chains, at.looks > 0)
+        x = jax.vmap(to.out)(chains.u)[0]
+        now, made = own.into(x), at.moves + 1
         look = made == at.due
-        arrival = jax.lax.cond(look, lambda u: arrived(start, at.middle, u, same), lambda _: at.arrival, chains.u)
+        arrival = jax.lax.cond(look, lambda u: arrived(start, at.middle, u, same), lambda _: at.arrival, now)
         soon = look & (made < first)
         wait = soon & _unsettled(arrival, n, SURE)
         more = look & ~soon & _unsettled(arrival, n) & (at.looks < MOST_LOOKS)
@@ -135,10 +151,12 @@ def moved(
             (made == first // 2) | (made == early // 2) | look & (at.looks & (at.looks - 1) == 0)
         )  # look 0, 1, 2, 4, …
         # What is written before chains are ready is written over by the first place that counts.
-        places = jax.lax.dynamic_update_index_in_dim(at.places, chains.u, at.taken, 0)
+        places = jax.lax.dynamic_update_index_in_dim(at.places, x, at.taken, 0)
         return _Progress(
             chains,
-            jnp.where(half, chains.u, at.middle),
+            to,
+            more,
+            jnp.where(half, now, at.middle),
             made,
             jnp.where(wait, first, jnp.where(more, at.due + LONG_MOVES, at.due)),
             at.looks + more.astype(jnp.int32),
@@ -148,12 +166,29 @@ def moved(
             places,
         )
 
-    zero, none = jnp.zeros((), x.dtype), jnp.zeros((), jnp.int32)
-    chains = _Chains(start, *value_and_grad(start), jnp.asarray(STEP * d**-0.25, x.dtype))
-    places = jnp.zeros((moves, n, d), x.dtype)
-    begin = _Progress(chains, start, none, none + (early or first), none, Arrival(zero, zero, zero), zero, none, places)
+    begin = _at_first(start, own, early or first, moves)
     end = jax.lax.while_loop(lambda at: at.taken < moves, body, begin)
-    return Moved(jax.vmap(own.out)(end.places), end.accepted / moves, end.arrival, end.looks)
+    return Moved(end.places, end.accepted / moves, end.arrival, end.looks)
+
+
+def _at_first(start: Array, own: Frame, due: int, moves: int) -> _Progress:
+    """Return chains that have not moved yet."""
+    (n, d), kind = start.shape, start.dtype
+    zero, none = jnp.zeros((), kind), jnp.zeros((), jnp.int32)
+    chains = _Chains(start, jnp.asarray(STEP * d**-0.25, kind))
+    to, arrival = linear(own.centre, own.root, own.inverse), Arrival(zero, zero, zero)
+    places = jnp.zeros((moves, n, d), kind)
+    return _Progress(chains, to, zero > 0, start, none, none + due, none, arrival, zero, none, places)
+
+
+def _seen(log_density: Callable[[Array], Array], to: Straight) -> Callable[[Array], tuple[Array, Array]]:
+    """Return the log density of points `[n, d]` in a map's coordinates, and its gradients."""
+
+    def value(u: Array) -> Array:
+        x, volume = to.out(u)
+        return log_density(x) + volume
+
+    return jax.vmap(jax.value_and_grad(value))
 
 
 def remembered_limit(chains: int) -> float:

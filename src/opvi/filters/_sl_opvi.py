@@ -134,7 +134,8 @@ class SLOPVI(TargetSampler):
         around = x[:: -(-len(x) // POINTS)]
         around = around + jax.random.normal(key, around.shape, x.dtype) @ W.back
         missed = _missed(self, around, before, past, pool, weight)
-        lost = gamma**2 * state.lost + missed / jnp.maximum(jnp.var(x, 0), jnp.finfo(x.dtype).tiny)
+        missed = missed / jnp.maximum(jnp.var(x, 0), jnp.finfo(x.dtype).tiny)
+        lost = jnp.nan_to_num(gamma**2 * state.lost + missed)  # of a row of 1e15 it would be infinite
         new = LinearisedState(x, past, kept, weight, log_weights, clock.round, clock.rows, lost)
         new, finite = keep_if_finite(new, state, (x, past, weight), log_predictive)
         info = StepInfo(clock.rows, log_predictive, size, finite, predicted)

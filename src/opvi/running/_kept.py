@@ -53,7 +53,7 @@ class Program:
     Args:
         function: a function of a module.
         settings: how many of its arguments are hashable settings.
-        options: of the compiler.
+        options: what is asked of the compiler.
         in_place: the argument that may be overwritten.
     """
 

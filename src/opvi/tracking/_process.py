@@ -3,7 +3,8 @@ r"""A Gaussian process over the last rows: it learns from tens of rows what netw
 $$k(a, b) = s \Big(1 + \tfrac14 \sum_j (a_j - b_j)^2 / \ell_j^2\Big)^{-2} + \frac{v}{F} a^\top b + c, \qquad
   p(x) = k(x, X) (K + \sigma^2 / w)^{-1} y$$
 
-Its settings $\ell, s, \sigma^2, v$ climb the marginal likelihood, a few steps whenever a tenth more rows have come. The
+Its settings $\ell, s, \sigma^2, v$ climb the marginal likelihood, a few steps whenever a tenth more rows have come.
+Columns that do not help get long lengths, and so do those that have been constant so far, until they help. The
 networks' mean m becomes $m + g (p - m)$, with the g in [0, 1] that would have served the last rows best, each predicted
 before it was learnt. While there are few rows, or few since a jump, g is near 1; networks that have seen thousands make
 it 0. Rows are kept as they came, so nothing changes with the units of the networks.
@@ -14,7 +15,6 @@ from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 
 from opvi._factors import diagonal, root_inverse
 from opvi.filters._covariance import when
@@ -26,7 +26,7 @@ from opvi.types import Array, Scalar
 
 ROWS = 512  # the last ones, that it is fitted to
 MANY = 1 << 30  # rows from which on the count begins again half-way, before it overflows
-TAUGHT = 256  # of them, that the settings are learnt from
+TAUGHT = 256  # of them, that a step of the settings is learnt from
 WIDEST = 64  # columns
 EVERY, SELDOM = 100.0, 400.0  # rows, at most, until it is fitted again: after a tenth more, 20 at least
 UNUSED = 0.05  # g below which it is fitted seldom
@@ -36,6 +36,8 @@ DECAY = (0.8, 0.95)  # of the means of slopes and of their squares
 CONSTANT = 0.1  # c
 USUAL = (1.0, 0.1, 0.3)  # s, σ², v: the middle of their priors
 SPREAD = 1.8  # of the logarithms of these three, in their priors; that of the lengths is 1, around √F
+LOOSE = 6.0  # spread of lengths above √F: columns that do not help may vanish
+UNKNOWN, LONGEST = 2.5, 4.0  # logarithms of lengths, above that of √F: of columns that have not moved yet; the largest
 LARGEST_SIZE = 4.0  # of s: sums of larger numbers that nearly cancel would lose their digits
 SMALLEST_NOISE = 3e-4  # of the variance of y: with less, rounding would show
 MEMORY = 0.95  # of the squared errors behind g, for 20 rows
@@ -74,9 +76,11 @@ def start(columns: int, dtype: jnp.dtype) -> Process:
 
 
 def _prior(columns: int, dtype: jnp.dtype) -> Array:
-    """Return means and precisions of the settings' logarithms, `[2, F + 3]`."""
-    middle = [0.5 * math.log(columns)] * columns + [math.log(one) for one in USUAL]
-    return jnp.asarray([middle, [1.0] * columns + [SPREAD**-2] * 3], dtype)
+    """Return the settings' logarithms: middles, precisions below and above those, and upper limits; `[4, F + 3]`."""
+    long, rest = 0.5 * math.log(columns), [SPREAD**-2] * 3
+    middle = [long] * columns + [math.log(one) for one in USUAL]
+    most = [long + LONGEST] * columns + [math.log(LARGEST_SIZE), math.inf, math.inf]
+    return jnp.asarray([middle, [1.0] * columns + rest, [LOOSE**-2] * columns + rest, most], dtype)
 
 
 def share(process: Process) -> Scalar:
@@ -198,31 +202,38 @@ def _fitted(process: Process, scale: Scale, half_life: float | None) -> Process:
     if half_life is not None:
         age = ((seen - 1 - jnp.arange(ROWS, dtype=jnp.int32)) % ROWS).astype(dtype)
         weight = weight * jnp.exp2(-age / half_life)
-    prior = _prior(columns, dtype)
-    most = np.where(np.arange(columns + 3) == columns, math.log(LARGEST_SIZE), np.inf).astype(dtype)
+    known, prior = jnp.concatenate([z, y[:, None], weight[:, None]], 1), _prior(columns, dtype)
+    still = scale.sd[:-1] == 0
+    begin = process.settings.at[0, :columns].set(
+        jnp.where(still, prior[0, :columns] + UNKNOWN, process.settings[0, :columns])
+    )
 
-    def factored(settings: Array, count: int) -> tuple[Array, Array, Array, Array]:
-        bend, line = _parts(settings, z[:count], z[:count])
-        some = here[:count]
-        noise = jnp.where(some, _noise(settings) / jnp.maximum(weight[:count], 1e-3), 1)
+    def factored(settings: Array, rows: Array) -> tuple[Array, Array, Array, Array]:
+        (z, y, weight), some = (rows[:, :columns], *rows.T[columns:]), here[: len(rows)]
+        bend, line = _parts(settings, z, z)
+        noise = jnp.where(some, _noise(settings) / jnp.maximum(weight, 1e-3), 1)
         K = jnp.where(some[:, None] & some[None], bend[1] + line, 0) + jnp.diag(noise)
         root = root_inverse(K)
-        return root, root.T @ (root @ y[:count]), *bend
+        return root, root.T @ (root @ y), *bend
 
     def climb(_: Array, carry: tuple[Array, Scalar]) -> tuple[Array, Scalar]:
         (now, slope, square), steps = carry
-        root, alpha, inner, bent = factored(now, TAUGHT)
+        first = jnp.where(steps % 2 > 0, jnp.clip(seen - TAUGHT, 0, ROWS - TAUGHT), 0)  # all rows in two turns
+        rows = jax.lax.dynamic_slice_in_dim(known, first, TAUGHT)
+        root, alpha, inner, bent = factored(now, rows)
         G = jnp.where(here[:TAUGHT, None] & here[None, :TAUGHT], root.T @ root - alpha[:, None] * alpha[None], 0) / 2
-        down = _slopes(now, G, inner * bent, bent, z[:TAUGHT], weight[:TAUGHT]) + prior[1] * (now - prior[0])
+        off = now - prior[0]
+        down = _slopes(now, G, inner * bent, bent, rows[:, :columns], rows[:, -1])
+        down += jnp.where(off < 0, prior[1], prior[2]) * off
         steps, (a, b) = steps + 1, DECAY
         slope, square = a * slope + (1 - a) * down, b * square + (1 - b) * down**2
         move = RATE * slope / (1 - a**steps) / (jnp.sqrt(square / (1 - b**steps)) + 1e-3)
-        new = jnp.stack([jnp.minimum(now - move, most), slope, square])
+        new = jnp.stack([jnp.minimum(now - move, prior[3]), slope, square])
         return jnp.where(jnp.isfinite(new).all(), new, carry[0]), steps
 
     count = jnp.where(seen <= FEW_ROWS, MANY_STEPS, FEW_STEPS)
-    settings, steps = jax.lax.fori_loop(0, count, climb, (process.settings, process.steps))
-    root, alpha, *_ = factored(settings[0], ROWS)
+    settings, steps = jax.lax.fori_loop(0, count, climb, (begin, process.steps))
+    root, alpha, *_ = factored(settings[0], known)
     good = jnp.isfinite(alpha).all()
     return process._replace(
         counts=jnp.stack([seen, jnp.where(good, seen, 0)]),
