@@ -11,7 +11,7 @@ from typing import Any
 import jax
 
 LEVEL = "xla_backend_optimization_level"
-LOOPS = "while-loop-simplifier,while-loop-invariant-code-motion"  # XLA's passes over loops, which carry many arrays
+LOOPS = "simplify-while-loops,while-loop-invariant-code-motion"  # XLA's passes over loops, which carry many arrays
 
 _lock = threading.Lock()
 _learning = 0  # calls that are learning now

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 import opvi
+from opvi._steps import stand_ins
 from opvi.filters._whitening import stein_field
 from opvi.flows import fields
 
@@ -91,3 +92,11 @@ def test_coinciding_particles_do_not_repel_one_another(dim):
 
     for push in jax.tree.leaves(pushes(x, np.zeros_like(x))):
         np.testing.assert_array_equal(push, 0)
+
+
+def test_stand_ins_are_good_and_all_of_them_are_drawn():
+    good = jnp.array([False, True, False, True, True, False])
+    which = jax.vmap(lambda key: stand_ins(key, good))(jax.random.split(jax.random.key(0), 100))
+    assert (np.asarray(which)[:, np.asarray(good)] == [1, 3, 4]).all()
+    assert set(np.asarray(which[:, ~good]).ravel().tolist()) == {1, 3, 4}
+    np.testing.assert_array_equal(stand_ins(jax.random.key(0), jnp.zeros(3, bool)), [0, 1, 2])

@@ -105,3 +105,13 @@ def test_a_poisson_network_with_many_weights_is_tracked_by_gauss_newton():
     state, _ = opvi.run(sampler, opvi.stream((X, y), 50), 0)
     new = np.array([[-1.5, 0, 0, 0], [1.5, 0, 0, 0]], np.float32)
     np.testing.assert_allclose(sampler.predict(state, new).mean(), np.exp(0.7 + np.tanh([-1.5, 1.5])), rtol=0.3)
+
+
+def test_constant_degrees_of_freedom_are_worked_out_beforehand():
+    dof, y = np.array([4.0, 10, 7, np.inf], np.float32), jnp.array([-3.0, 0.1, 2, 30])
+    said, traced = (StudentT(jnp.zeros(4), jnp.full(4, 2.0), one, jnp.zeros(4)) for one in (dof, jnp.asarray(dof)))
+    np.testing.assert_allclose(said.log_density(y), traced.log_density(y), rtol=1e-5)
+    np.testing.assert_allclose(said.cdf(y), traced.cdf(y), rtol=1e-5)
+    even = said._replace(dof=np.where(dof == 7, 6, dof))
+    same = dof != 7
+    np.testing.assert_allclose(even.cdf(y)[same], traced.cdf(y)[same], rtol=1e-5)

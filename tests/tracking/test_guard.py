@@ -164,3 +164,10 @@ def test_heavy_tails_are_noise_and_not_garbage():
     for size in (0.5, 0.9, 0.98):
         inside = np.abs(later - 0.5) < size / 2
         assert inside.mean() == pytest.approx(size, abs=5 * np.sqrt(size * (1 - size) / len(later)))
+
+
+@pytest.mark.parametrize("there", [[], [3], [0, 5], [1, 2, 4], [0, 1, 2, 3], [0, 1, 2, 3, 4, 5]])
+def test_the_median_is_numpys_also_of_equal_values(there):
+    values, weight = np.array([2.0, -1, 2, 7, 2, -1], np.float32), np.zeros(6, np.float32)
+    weight[there] = 0.5
+    assert float(guard.median(values, weight)) == (np.median(values[there]) if there else 0)

@@ -94,3 +94,9 @@ def test_a_loss_that_is_not_finite_and_a_batch_without_rows_change_nothing():
         new, probability = drift.update(detector, jnp.asarray(loss), jnp.asarray(rows))
         assert jax.tree.all(jax.tree.map(np.array_equal, new, detector))
         assert float(probability) < 1e-4
+
+
+def test_squared_quantiles_are_those_of_scipy():
+    level = np.array([1e-5, 1e-3, 0.1, 0.5, 0.77, 0.9999], np.float32)
+    want = stats.norm.ppf(level.astype(float)) ** 2
+    np.testing.assert_allclose(jumps.squared_quantile(level), want, rtol=2e-3, atol=1e-6)

@@ -131,3 +131,11 @@ def test_rows_kept_follow_the_columns():
 def test_rows_to_remember_are_a_number_that_can_be_searched(rows):
     with pytest.raises(ValueError, match="must be a whole number of rows from 0 to 1,048,576"):
         opvi.regressor(2, memory_rows=rows)
+
+
+def test_rows_are_put_in_their_places_and_dropped_past_the_end():
+    old, new = RNG.normal(size=(6, 2)).astype(np.float32), RNG.normal(size=(3, 2)).astype(np.float32)
+    want = old.copy()
+    want[[4, 1]] = new[[0, 2]]
+    found = jax.jit(neighbours.put)(jnp.asarray(old), jnp.array([4, 6, 1]), jnp.asarray(new))
+    np.testing.assert_array_equal(found, want)

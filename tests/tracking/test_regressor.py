@@ -309,3 +309,14 @@ def test_the_size_of_errors_depends_on_a_column_as_it_is_faded_or_not(learnt):
     whole, faded = log_shape(jnp.ones(FEATURES)), log_shape(jnp.array([0.2, 1.0, 1.0]))
     assert np.ptp(whole) > 0.5
     np.testing.assert_allclose(faded, whole, rtol=1e-4, atol=1e-4)
+
+
+def test_slopes_follow_from_those_at_the_first_layer():
+    sampler, z = opvi.regressor(2, hidden=(4,), particles=3), jnp.array([[0.3, -1.0], [2.0, 0.5]])
+    state = sampler.init(jax.random.key(0))
+
+    def mean(z):
+        return (state.calibration.weights @ learning.means(sampler, state.particles, z, None)).sum()
+
+    found = learning.slopes(sampler, state, z, learning.linearise(sampler, state, z).first)
+    np.testing.assert_allclose(found, jax.grad(mean)(z), rtol=1e-4, atol=1e-6)

@@ -94,7 +94,9 @@ class Program:
         _listen()
         began, found_before = time.monotonic(), len(_found_by_jax)
         with _compiling, _not_kept_twice():
-            compiled = self._jitted.lower(*settings, *arrays).compile()
+            lowered = self._jitted.lower(*settings, *arrays)
+            give_back()  # what is free now is not needed beside what the compiler takes
+            compiled = lowered.compile()
         # What JAX has read from its own cache, XLA would write without its code.
         if time.monotonic() - began > WORTH_KEEPING and len(_found_by_jax) == found_before:
             _keep(path, compiled)
@@ -212,6 +214,8 @@ def _loaded(path: Path, arrays: tuple[Tree, ...]) -> Any:
     _lapack_found()
     try:
         told, _, program = zlib.decompress(kept).partition(b"\n")
+        if len(program) > LARGE:
+            give_back()
         given, returned = jax.tree.structure((arrays, {})), from_plain(json.loads(told))
         found = serialize_executable.deserialize_and_load(program, given, returned)
     except Exception:

@@ -11,7 +11,7 @@ from opvi.running._engine import Engine, program
 from opvi.running._learners import one_learner, without_mark
 from opvi.running._rows import joined, row_count, taken
 from opvi.running._single import Single
-from opvi.types import ArrayLike, Data, Info, Sampler, Seed, State, Tree
+from opvi.types import Array, ArrayLike, Data, Info, Sampler, Seed, State, Tree
 
 USUAL = 20  # rows of a batch
 
@@ -19,6 +19,10 @@ USUAL = 20  # rows of a batch
 def followed(between: Any, state: Tree, before: Tree) -> Tree:
     """Return what learns from the next rows: models after a batch, and what the rows `before` taught beside them."""
     return jax.tree.map(jnp.copy, between.follow(state, before))
+
+
+def _copied(leaf: Array) -> Array:
+    return jax.device_put(np.array(leaf))
 
 
 def _never(info: Tree) -> bool:
@@ -39,8 +43,9 @@ class RowByRow:
     """
 
     def __init__(self, sampler: Any, key: Seed, *, state: State | None = None):
-        self.whole = Engine(sampler, key, batch=USUAL, state=state)
-        self.ahead: Engine | Single = Engine(sampler, key, batch=USUAL, state=self.whole.state)
+        own = [None if state is None else jax.tree.map(_copied, state) for _ in range(2)]  # which are overwritten
+        self.whole, first = (Engine(sampler, key, batch=USUAL, state=one, in_place=True) for one in own)
+        self.ahead: Engine | Single = first
         self.waiting: list[tuple[Data, ArrayLike]] = []  # rows and their weights, fewer than a batch
         self._follow()
 
@@ -82,10 +87,13 @@ class RowByRow:
     def settle(self, size: int = USUAL) -> None:
         """Let whole models learn the rows that wait, `size` at a time."""
         rows, self.waiting = self.waiting, []
-        for start in range(0, len(rows), size):
-            self.whole.feed(*joined(rows[start : start + size]), last=True)
-        if rows:
-            self._follow()
+        if not rows:
+            return
+        try:
+            for start in range(0, len(rows), size):
+                self.whole.feed(*joined(rows[start : start + size]), last=True)
+        finally:
+            self._follow()  # also after an interrupt: what learns single rows may share arrays that are no more
 
     def ask(self, x: Tree, what: Callable[..., Tree], *static: Hashable) -> Tree:
         """Apply a function to the predictive at some rows, as `Engine.ask` does."""

@@ -236,7 +236,10 @@ def _components(sampler: Regressor, state: RegressorState, x: Array) -> StudentT
     def some(rows: tuple[Array, Array]) -> StudentT:
         return calibration.predictive(state.calibration, learning.predicted(sampler, state, *rows))
 
-    said = jax.lax.map(some, pieces((z, x), nothing, min(PREDICT_ROWS, len(x)))[0])  # leaves [pieces, components, rows]
-    said = jax.tree.map(lambda leaf: jnp.moveaxis(leaf, 0, 1).reshape(leaf.shape[1], -1)[:, : len(x)], said)
+    if len(x) <= PREDICT_ROWS:  # a loop of one turn is more to compile
+        said = some((z, x))
+    else:
+        said = jax.lax.map(some, pieces((z, x), nothing, PREDICT_ROWS)[0])  # leaves [pieces, components, rows]
+        said = jax.tree.map(lambda leaf: jnp.moveaxis(leaf, 0, 1).reshape(leaf.shape[1], -1)[:, : len(x)], said)
     unit, centre = scaling.divisor(state.scale)[-1], state.scale.mean[-1]
     return said._replace(mean=said.mean * unit + centre, variance=said.variance * unit**2, spread=said.spread * unit**2)
