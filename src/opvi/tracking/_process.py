@@ -29,19 +29,23 @@ TAUGHT = 256  # of them, that a step of the settings is learnt from
 WIDEST = 64  # columns
 EVERY, SELDOM = 100.0, 400.0  # rows, at most, until it is fitted again: after a tenth more, 20 at least
 UNUSED = 0.05  # g below which it is fitted seldom
-MANY_STEPS, FEW_STEPS, FEW_ROWS = 12, 2, 200  # of the settings, at each fit: up to this number of rows, and later
-RATE = 0.1  # of a step, in logarithms
+MANY_STEPS, FEW_STEPS, FEWEST_STEPS = 8, 4, 2  # of the settings, at each fit: up to the first number of rows, …
+FEW_ROWS, MORE_ROWS = 200, 1000
+RATE = 0.2  # of a step, in logarithms
 DECAY = (0.8, 0.95)  # of the means of slopes and of their squares
 CONSTANT = 0.1  # c
 USUAL = (1.0, 0.1, 0.3)  # s, σ², v: the middle of their priors
 SPREAD = 1.8  # of the logarithms of these three, in their priors; that of the lengths is 1, around √F
 LOOSE = 6.0  # spread of lengths above √F: columns that do not help may vanish
-UNKNOWN, LONGEST = 2.5, 4.0  # logarithms of lengths, above that of √F: of columns that have not moved yet; the largest
+UNKNOWN, LONGEST = 2.5, 3.0  # logarithms of lengths, above that of √F: of columns that have not moved yet; the largest
 LARGEST_SIZE = 4.0  # of s: sums of larger numbers that nearly cancel would lose their digits
 SMALLEST_NOISE = 3e-4  # of the variance of y: with less, rounding would show
 MEMORY = 0.95  # of the squared errors behind g, for 20 rows
 RIDGE = 5.0  # usual squared errors: pulls g towards a half
 LARGEST = 5.0  # times the usual error: what a row may say about g
+JUDGED = 180  # rows from which on it can tell which columns help
+USEFUL = 0.002  # of the variance of y: a column that explains more helps
+DOUBT = 12.0  # variances of a straight slope, that are added to that
 
 
 class Process(NamedTuple):
@@ -87,6 +91,21 @@ def share(process: Process) -> Scalar:
     own, both, its = process.errors
     best = jnp.clip((own - both + RIDGE) / (own + its - 2 * both + 2 * RIDGE), 0, 1)
     return jnp.where(process.counts[1] > 0, best, 0)
+
+
+def judged(process: Process | None) -> tuple[Array, Scalar] | None:
+    r"""Return how clearly columns help, `[F]`, below 0 if they do not, and how far that is to be trusted: g.
+
+    Column j explains about $s / \ell_j^2$ of the variance of y by the bent part, and by the straight part its slope
+    squared.
+    """
+    if process is None:
+        return None
+    columns, fitted = process.points.shape[1], process.counts[1]
+    length, (s, noise, v) = process.settings[0, :columns], jnp.exp(process.settings[0, columns:])
+    straight = v / columns * (process.alpha @ process.points)
+    least = USEFUL + DOUBT * noise / jnp.clip(fitted.astype(noise.dtype), 1, ROWS)
+    return jnp.log((s * jnp.exp(-2 * length) + straight**2) / least), jnp.where(fitted >= JUDGED, share(process), 0)
 
 
 def beside(process: Process | None, scale: Scale, x: Array) -> Beside | None:
@@ -198,10 +217,6 @@ def _fitted(process: Process, scale: Scale, half_life: float | None) -> Process:
         age = ((seen - 1 - jnp.arange(ROWS, dtype=jnp.int32)) % ROWS).astype(dtype)
         weight = weight * jnp.exp2(-age / half_life)
     known, prior = jnp.concatenate([z, y[:, None], weight[:, None]], 1), _prior(columns, dtype)
-    still = scale.sd[:-1] == 0
-    begin = process.settings.at[0, :columns].set(
-        jnp.where(still, prior[0, :columns] + UNKNOWN, process.settings[0, :columns])
-    )
 
     def factored(settings: Array, rows: Array) -> tuple[Array, Array, Array, Array]:
         (z, y, weight), some = (rows[:, :columns], *rows.T[columns:]), here[: len(rows)]
@@ -226,8 +241,10 @@ def _fitted(process: Process, scale: Scale, half_life: float | None) -> Process:
         new = jnp.stack([jnp.minimum(now - move, prior[3]), slope, square])
         return jnp.where(jnp.isfinite(new).all(), new, carry[0]), steps
 
-    count = jnp.where(seen <= FEW_ROWS, MANY_STEPS, FEW_STEPS)
-    settings, steps = jax.lax.fori_loop(0, count, climb, (begin, process.steps))
+    count = jnp.where(seen <= FEW_ROWS, MANY_STEPS, jnp.where(seen <= MORE_ROWS, FEW_STEPS, FEWEST_STEPS))
+    settings, steps = jax.lax.fori_loop(0, count, climb, (process.settings, process.steps))
+    lengths = jnp.where(scale.sd[:-1] > 0, settings[0, :columns], prior[0, :columns] + UNKNOWN)
+    settings = settings.at[0, :columns].set(lengths)
     root, alpha, *_ = factored(settings[0], known)
     good = jnp.isfinite(alpha).all()
     return process._replace(
