@@ -142,7 +142,7 @@ def test_columns_that_have_not_moved_have_long_lengths():
     process = processes.start(3, jnp.float32)
     rows = tuple(jnp.asarray(a[:20], jnp.float32) for a in (X, Y, np.ones(60)))
     lengths = [learn(process, scale, rows, None).settings[0, 1] - 0.5 * np.log(3) for scale in (still, SCALE)]
-    assert lengths[1] < lengths[0] == pytest.approx(processes.UNKNOWN)
+    assert lengths[1] < lengths[0] == pytest.approx(processes.LONGEST)
 
 
 def test_all_rows_teach_the_settings():

@@ -3,7 +3,8 @@ r"""Fades out columns that do not help: a factor for each input, learnt from pre
 Let $g_j = z_j\, \partial f / \partial z_j$ be what column j adds to a prediction, and e the error of that prediction.
 $\sum e g_j$ is 0 for a column whose part is right, and $-\sum g_j^2$ for one that adds nothing but noise. The factor
 follows the regression of e on $g_j$, and returns when the column begins to help. A column that errors correlate with,
-or with its square, does not fade and returns: networks need many rows to learn from it.
+or with its square, does not fade and returns: networks need many rows to learn from it. While rows are few, a Gaussian
+process (`_process`) knows better which of many columns help, and its word counts by its share.
 """
 
 from typing import NamedTuple

@@ -29,15 +29,15 @@ TAUGHT = 256  # of them, that a step of the settings is learnt from
 WIDEST = 64  # columns
 EVERY, SELDOM = 100.0, 400.0  # rows, at most, until it is fitted again: after a tenth more, 20 at least
 UNUSED = 0.05  # g below which it is fitted seldom
-MANY_STEPS, FEW_STEPS, FEWEST_STEPS = 8, 4, 2  # of the settings, at each fit: up to the first number of rows, …
-FEW_ROWS, MORE_ROWS = 200, 1000
+MANY_STEPS, FEW_STEPS, FEWEST_STEPS = 8, 4, 2  # of the settings, at each fit
+FEW_ROWS, MORE_ROWS = 200, 1000  # up to which there are many of them, and few
 RATE = 0.2  # of a step, in logarithms
 DECAY = (0.8, 0.95)  # of the means of slopes and of their squares
 CONSTANT = 0.1  # c
 USUAL = (1.0, 0.1, 0.3)  # s, σ², v: the middle of their priors
 SPREAD = 1.8  # of the logarithms of these three, in their priors; that of the lengths is 1, around √F
 LOOSE = 6.0  # spread of lengths above √F: columns that do not help may vanish
-UNKNOWN, LONGEST = 2.5, 3.0  # logarithms of lengths, above that of √F: of columns that have not moved yet; the largest
+LONGEST = 3.0  # logarithm of a length, above that of √F: also of columns that have not moved yet
 LARGEST_SIZE = 4.0  # of s: sums of larger numbers that nearly cancel would lose their digits
 SMALLEST_NOISE = 3e-4  # of the variance of y: with less, rounding would show
 MEMORY = 0.95  # of the squared errors behind g, for 20 rows
@@ -243,7 +243,7 @@ def _fitted(process: Process, scale: Scale, half_life: float | None) -> Process:
 
     count = jnp.where(seen <= FEW_ROWS, MANY_STEPS, jnp.where(seen <= MORE_ROWS, FEW_STEPS, FEWEST_STEPS))
     settings, steps = jax.lax.fori_loop(0, count, climb, (process.settings, process.steps))
-    lengths = jnp.where(scale.sd[:-1] > 0, settings[0, :columns], prior[0, :columns] + UNKNOWN)
+    lengths = jnp.where(scale.sd[:-1] > 0, settings[0, :columns], prior[3, :columns])
     settings = settings.at[0, :columns].set(lengths)
     root, alpha, *_ = factored(settings[0], known)
     good = jnp.isfinite(alpha).all()
