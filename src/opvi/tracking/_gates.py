@@ -79,7 +79,7 @@ def update(
         error: the errors of the predictions.
         weight: the weights of the rows.
         patient: whether more of a column's part may be too much, because networks begin again when it has faded.
-        judged: what a Gaussian process says of the columns, positive for those that help, and its share.
+        judged: what a Gaussian process says of more than FEW columns, positive for those that help, and its share.
     """
     rows = weight.sum()
     share = rows / USUAL_ROWS
@@ -94,7 +94,7 @@ def update(
     clear = jnp.maximum(jnp.abs(linear), jnp.abs(bent)) > CLEAR * jnp.sqrt(squared)
     down = _down(slope, product, square, squared / jnp.maximum(seen, 1), patient)
     push = jnp.clip(jnp.where(clear, 1, jnp.maximum(slope, 0) + down), -1, 1)
-    if judged is not None and len(slope) > FEW:
+    if judged is not None:
         push += judged[1] * (FASTER * jnp.clip(judged[0], -1, 1) - push)
     smallest = FEW_SMALLEST if len(slope) <= FEW else SMALLEST
     factor = jnp.clip(gates.factor * jnp.exp(RATE * share * push), smallest, 1)

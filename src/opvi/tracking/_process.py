@@ -226,9 +226,9 @@ def _fitted(process: Process, scale: Scale, half_life: float | None) -> Process:
         root = root_inverse(K)
         return root, root.T @ (root @ y), *bend
 
-    def climb(_: Array, carry: tuple[Array, Scalar]) -> tuple[Array, Scalar]:
+    def climb(i: Array, carry: tuple[Array, Scalar]) -> tuple[Array, Scalar]:
         (now, slope, square), steps = carry
-        first = jnp.where(steps % 2 > 0, jnp.clip(seen - TAUGHT, 0, ROWS - TAUGHT), 0)  # all rows in two turns
+        first = (i & 1) * jnp.clip(seen - TAUGHT, 0, ROWS - TAUGHT)  # all rows in two turns
         rows = jax.lax.dynamic_slice_in_dim(known, first, TAUGHT)
         root, alpha, inner, bent = factored(now, rows)
         G = jnp.where(here[:TAUGHT, None] & here[None, :TAUGHT], root.T @ root - alpha[:, None] * alpha[None], 0) / 2
