@@ -135,6 +135,7 @@ def test_settings_climb_the_marginal_likelihood():
     assert processes.judged(straight)[0][1] > 1 > 0 > processes.judged(straight)[0][2]
     noisy = process._replace(settings=process.settings.at[0, 4].set(3.0))  # in which no column can be seen to help
     assert processes.judged(noisy)[0].max() < 0
+    assert processes.judged(process, 3) is None
 
 
 def test_columns_that_have_not_moved_have_long_lengths():

@@ -93,13 +93,13 @@ def share(process: Process) -> Scalar:
     return jnp.where(process.counts[1] > 0, best, 0)
 
 
-def judged(process: Process | None) -> tuple[Array, Scalar] | None:
-    r"""Return how clearly columns help, `[F]`, below 0 if they do not, and how far that is to be trusted: g.
+def judged(process: Process | None, above: int = 0) -> tuple[Array, Scalar] | None:
+    r"""Return how clearly each of more than `above` columns helps, below 0 if it does not, and how trusted that is: g.
 
     Column j explains about $s / \ell_j^2$ of the variance of y by the bent part, and by the straight part its slope
     squared.
     """
-    if process is None:
+    if process is None or process.points.shape[1] <= above:
         return None
     columns, fitted = process.points.shape[1], process.counts[1]
     length, (s, noise, v) = process.settings[0, :columns], jnp.exp(process.settings[0, columns:])
