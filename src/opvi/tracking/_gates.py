@@ -93,9 +93,10 @@ def update(
     bent = keep * gates.bent + ((whole**2 - 1) / jnp.sqrt(2.0) * known).sum(0)
     clear = jnp.maximum(jnp.abs(linear), jnp.abs(bent)) > CLEAR * jnp.sqrt(squared)
     down = _down(slope, product, square, squared / jnp.maximum(seen, 1), patient)
-    push = jnp.clip(jnp.where(clear, 1, jnp.maximum(slope, 0) + down), -1, 1)
+    push = jnp.clip(jnp.maximum(slope, 0) + down, -1, 1)
     if judged is not None:
         push += judged[1] * (FASTER * jnp.clip(judged[0], -1, 1) - push)
+    push = jnp.where(clear, 1, push)
     smallest = FEW_SMALLEST if len(slope) <= FEW else SMALLEST
     factor = jnp.clip(gates.factor * jnp.exp(RATE * share * push), smallest, 1)
     new = Gates(factor, product, square, squared, seen, linear, bent)

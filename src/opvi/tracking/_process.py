@@ -45,6 +45,7 @@ RIDGE = 5.0  # usual squared errors: pulls g towards a half
 LARGEST = 5.0  # times the usual error: what a row may say about g
 JUDGED = 180  # rows from which on it can tell which columns help
 USEFUL = 0.002  # of the variance of y: a column that explains more helps
+LEFT = 0.25  # of the variance of y: if so much is noise to it, columns may help in ways that it cannot see
 DOUBT = 12.0  # variances of a straight slope, that are added to that
 
 
@@ -94,7 +95,7 @@ def share(process: Process) -> Scalar:
 
 
 def judged(process: Process | None, above: int = 0) -> tuple[Array, Scalar] | None:
-    r"""Return how clearly each of more than `above` columns helps, below 0 if it does not, and how trusted that is: g.
+    r"""Return how clearly each of more than `above` columns helps, below 0 if it does not, and how far to trust that.
 
     Column j explains about $s / \ell_j^2$ of the variance of y by the bent part, and by the straight part its slope
     squared.
@@ -105,7 +106,8 @@ def judged(process: Process | None, above: int = 0) -> tuple[Array, Scalar] | No
     length, (s, noise, v) = process.settings[0, :columns], jnp.exp(process.settings[0, columns:])
     straight = v / columns * (process.alpha @ process.points)
     least = USEFUL + DOUBT * noise / jnp.clip(fitted.astype(noise.dtype), 1, ROWS)
-    return jnp.log((s * jnp.exp(-2 * length) + straight**2) / least), jnp.where(fitted >= JUDGED, share(process), 0)
+    trust = jnp.where(fitted >= JUDGED, share(process), 0) * jnp.maximum(1 - noise / LEFT, 0)
+    return jnp.log((s * jnp.exp(-2 * length) + straight**2) / least), trust
 
 
 def beside(process: Process | None, scale: Scale, x: Array) -> Beside | None:
