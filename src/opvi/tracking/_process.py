@@ -30,19 +30,24 @@ TAUGHT = 256  # of them, that a step of the settings is learnt from
 WIDEST = 64  # columns
 EVERY, SELDOM = 100.0, 400.0  # rows, at most, until it is fitted again: after a tenth more, 20 at least
 UNUSED = 0.05  # g below which it is fitted seldom
-MANY_STEPS, FEW_STEPS, FEW_ROWS = 12, 2, 200  # of the settings, at each fit: up to this number of rows, and later
-RATE = 0.1  # of a step, in logarithms
+MANY_STEPS, FEW_STEPS, FEWEST_STEPS = 8, 4, 2  # of the settings, at each fit
+FEW_ROWS, MORE_ROWS = 200, 1000  # up to which there are many of them, and few
+RATE = 0.2  # of a step, in logarithms
 DECAY = (0.8, 0.95)  # of the means of slopes and of their squares
 CONSTANT = 0.1  # c
 USUAL = (1.0, 0.1, 0.3)  # s, σ², v: the middle of their priors
 SPREAD = 1.8  # of the logarithms of these three, in their priors; that of the lengths is 1, around √F
 LOOSE = 6.0  # spread of lengths above √F: columns that do not help may vanish
-UNKNOWN, LONGEST = 2.5, 4.0  # logarithms of lengths, above that of √F: of columns that have not moved yet; the largest
+LONGEST = 3.0  # logarithm of a length, above that of √F: also of columns that have not moved yet
 LARGEST_SIZE = 4.0  # of s: sums of larger numbers that nearly cancel would lose their digits
 SMALLEST_NOISE = 3e-4  # of the variance of y: with less, rounding would show
 MEMORY = 0.95  # of the squared errors behind g, for 20 rows
 RIDGE = 5.0  # usual squared errors: pulls g towards a half
 LARGEST = 5.0  # times the usual error: what a row may say about g
+JUDGED = 180  # rows from which on it can tell which columns help
+USEFUL = 0.002  # of the variance of y: a column that explains more helps
+LEFT = 0.25  # of the variance of y: if so much is noise to it, columns may help in ways that it cannot see
+DOUBT = 12.0  # variances of a straight slope, that are added to that
 
 
 class Process(NamedTuple):
@@ -88,6 +93,22 @@ def share(process: Process) -> Scalar:
     own, both, its = process.errors
     best = jnp.clip((own - both + RIDGE) / (own + its - 2 * both + 2 * RIDGE), 0, 1)
     return jnp.where(process.counts[1] > 0, best, 0)
+
+
+def judged(process: Process | None, above: int = 0) -> tuple[Array, Scalar] | None:
+    r"""Return how clearly each of more than `above` columns helps, below 0 if it does not, and how far to trust that.
+
+    Column j explains about $s / \ell_j^2$ of the variance of y by the bent part, and by the straight part its slope
+    squared.
+    """
+    if process is None or process.points.shape[1] <= above:
+        return None
+    columns, fitted = process.points.shape[1], process.counts[1]
+    length, (s, noise, v) = process.settings[0, :columns], jnp.exp(process.settings[0, columns:])
+    straight = v / columns * (process.alpha @ process.points)
+    least = USEFUL + DOUBT * noise / jnp.clip(fitted.astype(noise.dtype), 1, ROWS)
+    trust = jnp.where(fitted >= JUDGED, share(process), 0) * jnp.maximum(1 - noise / LEFT, 0)
+    return jnp.log((s * jnp.exp(-2 * length) + straight**2) / least), trust
 
 
 def beside(process: Process | None, scale: Scale, x: Array) -> Beside | None:
@@ -203,10 +224,6 @@ def _fitted(process: Process, scale: Scale, half_life: float | None) -> Process:
         age = ((seen - 1 - jnp.arange(ROWS, dtype=jnp.int32)) % ROWS).astype(dtype)
         weight = weight * jnp.exp2(-age / half_life)
     known, prior = jnp.concatenate([z, y[:, None], weight[:, None]], 1), _prior(columns, dtype)
-    still = scale.sd[:-1] == 0
-    begin = process.settings.at[0, :columns].set(
-        jnp.where(still, prior[0, :columns] + UNKNOWN, process.settings[0, :columns])
-    )
 
     def factored(settings: Array, rows: Array) -> tuple[Array, Array, Array, Array]:
         (z, y, weight), some = (rows[:, :columns], *rows.T[columns:]), here[: len(rows)]
@@ -216,9 +233,9 @@ def _fitted(process: Process, scale: Scale, half_life: float | None) -> Process:
         root = root_inverse(K)
         return root, root.T @ (root @ y), *bend
 
-    def climb(_: Array, carry: tuple[Array, Scalar]) -> tuple[Array, Scalar]:
+    def climb(i: Array, carry: tuple[Array, Scalar]) -> tuple[Array, Scalar]:
         (now, slope, square), steps = carry
-        first = jnp.where(steps % 2 > 0, jnp.clip(seen - TAUGHT, 0, ROWS - TAUGHT), 0)  # all rows in two turns
+        first = (i & 1) * jnp.clip(seen - TAUGHT, 0, ROWS - TAUGHT)  # all rows in two turns
         rows = jax.lax.dynamic_slice_in_dim(known, first, TAUGHT)
         root, alpha, inner, bent = factored(now, rows)
         G = jnp.where(here[:TAUGHT, None] & here[None, :TAUGHT], root.T @ root - alpha[:, None] * alpha[None], 0) / 2
@@ -231,8 +248,10 @@ def _fitted(process: Process, scale: Scale, half_life: float | None) -> Process:
         new = jnp.stack([jnp.minimum(now - move, prior[3]), slope, square])
         return jnp.where(jnp.isfinite(new).all(), new, carry[0]), steps
 
-    count = jnp.where(seen <= FEW_ROWS, MANY_STEPS, FEW_STEPS)
-    settings, steps = jax.lax.fori_loop(0, count, climb, (begin, process.steps))
+    count = jnp.where(seen <= FEW_ROWS, MANY_STEPS, jnp.where(seen <= MORE_ROWS, FEW_STEPS, FEWEST_STEPS))
+    settings, steps = jax.lax.fori_loop(0, count, climb, (process.settings, process.steps))
+    lengths = jnp.where(scale.sd[:-1] > 0, settings[0, :columns], prior[3, :columns])
+    settings = settings.at[0, :columns].set(lengths)
     root, alpha, *_ = factored(settings[0], known)
     good = jnp.isfinite(alpha).all()
     return process._replace(
