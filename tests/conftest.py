@@ -34,7 +34,7 @@ os.environ.setdefault("OPVI_PROGRAMS", str(PROGRAMS))  # for processes that the 
 _swept(PROGRAMS)
 jax.config.update("jax_compilation_cache_dir", str(PROGRAMS))
 jax.config.update("jax_compilation_cache_max_size", 1 << 30)
-jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.2)
+jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.5)
 jax.config.update("jax_numpy_rank_promotion", "raise")
 jax.config.update("jax_numpy_dtype_promotion", "strict")
 

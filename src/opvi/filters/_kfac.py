@@ -165,7 +165,8 @@ class KFAC(TargetSampler):
         info = info._replace(restarted=jnp.where(learnt & good.any(), (~good).sum(), 0))
         groups = good.reshape(len(self.targets), -1)
         size, keys = groups.shape[1], jax.random.split(jax.random.fold_in(key, clock.round), len(groups))
-        which = jax.vmap(stand_ins)(keys, groups) + size * jnp.arange(len(groups))[:, None]
+        which = jax.vmap(stand_ins)(keys, groups)
+        which += size * jnp.arange(len(groups), dtype=which.dtype)[:, None]
         return KFACState((w + move)[which.reshape(-1)], factors, kept, clock.round, clock.rows), info
 
     def predict(self, state: State, x: Tree) -> Predictive:
