@@ -3,8 +3,7 @@
 Each table is learnt as it is and with each addition, by the encoder of `opvi learn` and the default regressor. Errors
 are of predictions made before learning, over the second half of the rows. Settings were chosen on the tables named
 `made`, energy among them, under other seeds; that columns fade more readily above 10 was decided after errors of kin8nm
-and concrete had been seen, and that the process's word on columns counts less where it leaves much unexplained (0.25 of
-the variance, one value tried) after those of protein.
+and concrete had been seen.
 """
 
 import argparse

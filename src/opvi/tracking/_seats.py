@@ -18,7 +18,7 @@ from opvi.types import Array, Scalar
 
 LEAVES = 0.5  # factor of a column below which it may lose its seat
 ENTERS = 0.7  # and above which it may take one
-FIRST = 120.0  # rows: half of those after which networks may begin again; then twice as many, and so on
+FIRST = 60.0  # rows: half of those after which networks may begin again; then twice as many, and so on
 LAST = 4000.0  # rows after which they do not
 CHANGE = 1.0  # of all factors together, that is worth it
 
