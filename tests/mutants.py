@@ -71,7 +71,7 @@ MUTANTS = [
     Mutant(
         "process: the newest rows stay where the oldest were",
         "src/opvi/tracking/_process.py",
-        "(number - 1) % ROWS",
+        "jax.lax.rem(number - 1, jnp.asarray(ROWS, number.dtype))",
         "jnp.minimum(number - 1, ROWS - 1)",
         "tests/tracking/test_process.py",
     ),
@@ -92,7 +92,7 @@ MUTANTS = [
     Mutant(
         "process: slopes of the noise are missing",
         "src/opvi/tracking/_process.py",
-        "(jnp.diagonal(G) / jnp.maximum(weight, 1e-3)).sum() * noise",
+        "(diagonal(G) / jnp.maximum(weight, 1e-3)).sum() * noise",
         "0 * noise",
         "tests/tracking/test_process.py",
     ),
@@ -357,7 +357,7 @@ MUTANTS = [
     ),
     Mutant(
         "the regressor's covariances stay in their old units",
-        "src/opvi/tracking/_regressor_learning.py",
+        "src/opvi/tracking/_regressor_units.py",
         "past=state.past._replace(matrices=matrices)",
         "past=state.past",
         "tests/tracking/test_regressor.py tests/tracking/test_calibration.py",
@@ -575,8 +575,8 @@ MUTANTS = [
     Mutant(
         "Spark's rows are learnt as they come",
         "src/opvi/adapters/spark.py",
-        '.sort_values(self.order, kind="stable", ignore_index=True)',
-        "",
+        'np.argsort(table[self.order].to_numpy(), kind="stable")',
+        "np.arange(len(table))",
         "tests/adapters/test_spark.py::test_rows_are_put_in_order_and_models_are_those_of_a_fleet",
     ),
     Mutant(
