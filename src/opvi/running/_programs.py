@@ -44,7 +44,7 @@ def keep_programs() -> Path | None:
     _asked = True
     folder = Path(wanted).expanduser() if wanted else _user_cache() / "opvi" / "programs" / machine()
     try:
-        folder.mkdir(parents=True, exist_ok=True)
+        folder.mkdir(0o700, parents=True, exist_ok=True)  # it holds machine code, which others must not write
         _swept(folder)
     except OSError:
         return None
