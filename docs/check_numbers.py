@@ -31,7 +31,7 @@ RESULTS = ROOT / "docs" / "results"
 STATED = "stated.json"
 SMALL = 12  # whole numbers up to here are words: two modes, ten lines
 LONG = 8  # lists of more numbers are curves: nobody speaks of a single entry
-UNREAD = {"load", "commit", "date", "version", "versions", "made_with", "python"}  # keys: of the machine,
+UNREAD = {"load", "commit", "date", "version", "versions", "made_with", "python", "sources"}  # keys: of the machine,
 UNREAD |= {"repeats", "quartiles", "first"}  # and the raw timings behind a median
 
 UNITS: dict[str, tuple[float, ...]] = {  # what a file's number may be multiplied by

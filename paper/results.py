@@ -99,6 +99,7 @@ class Book:
             kept = self.content["rows"][row.name] = {"settings": as_json(row.settings), "trials": {}}
         kept["trials"][str(seed)] = as_json(record)
         self.content["made_with"] = self.made_with
+        self.content.pop("sources", None)  # the stamp of older code: `python -m benchmarks.stamp --write` makes another
         self.write()
 
     def write(self) -> None:
