@@ -62,7 +62,7 @@ class Server:
         pin = ["taskset", "-c", str(core)] if core is not None else []
         environment = dict(os.environ)
         if cache is not None:
-            environment |= {"JAX_COMPILATION_CACHE_DIR": str(cache), "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0"}
+            environment |= {"OPVI_PROGRAMS": str(cache)}
         command = [*pin, sys.executable, "-m", "opvi.app.cli", "serve", str(run), "--port", str(port), *more]
         self.process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True, env=environment)
         assert self.process.stderr is not None

@@ -119,12 +119,13 @@ def session():
     if shutil.which("java") is None:
         pytest.skip("Spark needs Java (on Debian: `apt-get install default-jre-headless`), and there is none")
     os.environ["PYSPARK_PYTHON"] = sys.executable
-    build = adapter.SparkSession.builder.master("local[2]")
+    build = adapter.SparkSession.builder.master("local[1]")
     for name, value in {
         "spark.ui.enabled": "false",
         "spark.sql.shuffle.partitions": "2",
         "spark.driver.host": "127.0.0.1",
         "spark.sql.session.timeZone": "UTC",
+        "spark.driver.extraJavaOptions": "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC",
     }.items():
         build = build.config(name, value)
     made = build.getOrCreate()

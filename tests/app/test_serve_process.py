@@ -145,7 +145,7 @@ def test_kills_lose_nothing(begun, tmp_path):
     """SIGKILL under load at random moments; `python -m benchmarks.serve` kills 20 times (docs/results/serve.json)."""
     run = shutil.copytree(begun[0], tmp_path / "begun.run")
     shutil.copy(begun[0].parent / "table.csv", tmp_path / "table.csv")
-    found = bench.killed(run, begun[1] * 40, 2, tmp_path / "programs")
+    found = bench.killed(run, begun[1] * 40, 2, Path(os.environ["OPVI_PROGRAMS"]))
     assert found["acknowledged"] > 0
     assert (found["lost"], found["twice"], found["clean_end"], found["same_bits"]) == (0, 0, True, True)
 
