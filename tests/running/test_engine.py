@@ -113,7 +113,7 @@ def test_first_rows_are_learnt_by_programs_that_are_not_optimised(sampler, rows,
         fed.feed(first(rows, stop, start), last=stop == ROWS)
         fed = pickle.loads(pickle.dumps(fed))
         fed.ask(rows[0][:3], mean)
-        assert used[-1] == ("answer", stop < 100, 1)
+        assert used[-2:] == [("foreseen", stop < 100, 1), ("told", stop < 100, 1)]
     learnt = [(quick, count) for name, quick, count in used if name == "advanced"]
     assert sum(count for quick, count in learnt if quick) == 5
     assert sum(count for quick, count in learnt if not quick) == 16
@@ -215,11 +215,15 @@ def test_questions_of_any_size_have_the_answers_of_predict(learnt, rows, answers
 
 @pytest.mark.usefixtures("retraced")
 def test_few_programs_serve_calls_of_all_sizes(rows, monkeypatch):
-    """Learning: one, and one for many rows alone. Asking: one. Copies and equal samplers add none."""
+    """Learning: one, and one for many rows alone. Asking: one for all questions, and a small one for each.
+
+    Copies and equal samplers add none.
+    """
     monkeypatch.setattr(engine, "LONE_ROWS", 2)
     made = opvi.langevin(opvi.linear_regression(3), step=2e-3, temperature=0.5)
-    learning, asking = engine.program(engine.advanced, 3, False), engine.program(engine.answer, 3, False)
-    before = learning._cache_size(), asking._cache_size()
+    learning, asking = engine.program(engine.advanced, 3, False), engine.program(engine.foreseen, 1, False)
+    each = engine.program(engine.told, 2, False)
+    before = learning._cache_size(), asking._cache_size(), each._cache_size()
     for sampler in (made, opvi.langevin(opvi.linear_regression(3), step=2e-3, temperature=0.5)):
         fed = Engine(sampler, KEY)
         for count in (1, 2, 19, 20, 21, 45, 333, 400, 2000, 77, 1):
@@ -229,7 +233,10 @@ def test_few_programs_serve_calls_of_all_sizes(rows, monkeypatch):
         fed.feed(first(rows, 1), last=True)
         fed.ask(rows[0][:3], mean)
         assert learning._cache_size() - before[0] == (1 if fed.lone < 2 else 2)
-    assert (fed.lone, learning._cache_size() - before[0], asking._cache_size() - before[1]) == (3, 2, 1)
+    assert (fed.lone, learning._cache_size() - before[0]) == (3, 2)
+    assert (asking._cache_size() - before[1], each._cache_size() - before[2]) == (1, 1)
+    fed.ask(rows[0][:3], opvi.Predictive.quantile, 0.5)
+    assert (asking._cache_size() - before[1], each._cache_size() - before[2]) == (1, 2)
 
 
 def test_large_batches_are_learnt_in_small_chunks(sampler, rows, whole, monkeypatch):

@@ -14,6 +14,7 @@ import numpy as np
 
 from opvi._cpu import compiler_options, one_blas_thread
 from opvi._forks import refuse_forked
+from opvi.predictive import Predictive
 from opvi.running._kept import Program
 from opvi.running._learners import one_learner, without_mark
 from opvi.running._plain import from_plain, plainly
@@ -26,6 +27,10 @@ CHUNK_ROUNDS = 64  # at most; fewer are padded to as many, and the program stops
 ASK_ROWS = 16  # asked about at once
 ASK_ROUNDS = 64
 LONE_ROWS = 50  # that are learnt as padded batches
+ALONE = (
+    Predictive.mean,
+    Predictive.probabilities,
+)  # often the only question: without what others need it compiles sooner
 
 Record = Callable[[Tree, Tree, Batch], Tree]  # a pure function of (state, info, batch)
 Watcher = Callable[[Tree, Tree, Batch], Tree]  # of the states before and after a round, and its batch
@@ -98,12 +103,29 @@ def answer(
     return looped(one, state, asked, count)[1]
 
 
+def foreseen(sampler: Sampler, state: Tree, x: Tree, count: Array) -> Tree:
+    """Return the predictives at the first `count` of the stacked rows, for any number of questions."""
+    return looped(lambda state, rows: (state, sampler.predict(state, rows)), state, x, count)[1]
+
+
+def told(
+    what: Callable[..., Tree], static: tuple[Hashable, ...], predictives: Tree, others: tuple[Array, ...], count: Array
+) -> Tree:
+    """Apply a function to the first `count` of the stacked predictives."""
+
+    def one(_: None, rows: tuple[Tree, tuple[Array, ...]]) -> tuple[None, Tree]:
+        predictive, others = rows
+        return None, what(predictive, *others, *static)
+
+    return looped(one, None, (predictives, others), count)[1]
+
+
 @cache
 def program(
     function: Callable[..., Tree], settings: int, quick: bool, in_place: int | None = None
 ) -> Callable[..., Tree]:
     """Compile a function whose first arguments are settings, as the engine does; one argument may be overwritten."""
-    return Program(function, settings, compiler_options(quick, function is answer), in_place)
+    return Program(function, settings, compiler_options(quick, function in (answer, foreseen, told)), in_place)
 
 
 class Fed(NamedTuple):
@@ -222,14 +244,13 @@ class Engine:
         Args:
             x: inputs, any number of rows.
             what: a function of a module, `what(predictive, *others, *static)`, whose results have a leading axis of
-                rows. It is compiled once for each of a few sizes.
+                rows. It is compiled once; the predictive itself once for all questions.
             static: hashable settings of `what`.
             others: arrays with as many rows as x.
         """
         refuse_forked()
         state = self.state  # one and the same for all rows, whatever another thread learns meanwhile
         arrays = as_rows((x, tuple(others)), self._dtype)
-        ask = program(answer, 3, self._quick_rounds(state) > 0)
         rows, answers = row_count(arrays), []
         if not rows:
             raise ValueError("`x` has 0 rows, but a question needs at least 1.")
@@ -239,10 +260,20 @@ class Engine:
             stacked = jax.tree.map(
                 lambda a: a.reshape(ASK_ROUNDS, ASK_ROWS, *a.shape[1:]), padded(chunk, ASK_ROWS * ASK_ROUNDS)
             )
-            said = ask(self.sampler, what, static, state, stacked, np.int32(-(-here // ASK_ROWS)))
+            said = self._said(state, what, static, stacked, np.int32(-(-here // ASK_ROWS)))
             said = jax.tree.map(lambda a: np.asarray(a).reshape(-1, *a.shape[2:]), said)
             answers.append(taken(said, slice(here)))
         return joined(answers)
+
+    def _said(
+        self, state: Tree, what: Callable[..., Tree], static: tuple[Hashable, ...], asked: Tree, count: np.int32
+    ) -> Tree:
+        quick = self._quick_rounds(state) > 0
+        if what in ALONE:
+            return program(answer, 3, quick)(self.sampler, what, static, state, asked, count)
+        x, others = asked
+        predictives = program(foreseen, 1, quick)(self.sampler, state, x, count)
+        return program(told, 2, quick)(what, static, predictives, others, count)
 
     def _quick_rounds(self, state: Tree) -> int:
         """Return how many rounds are left until a state's programs are optimised."""
