@@ -71,6 +71,9 @@ def estimator(task: str, watch: Watch) -> None:
     watch("partial_fit(1)", lambda: model.partial_fit(X[358:359], y[358:359]))
     watch("rows up to 1,000", lambda: model.partial_fit(X[359:1000], y[359:1000]))
     watch("1,000 rows more", lambda: model.partial_fit(X[1000:2000], y[1000:2000]))
+    watch("predict(20) again", lambda: model.predict(X[:20]))
+    watch("another question", lambda: (model.predict_interval if task == "regressor" else model.decompose)(X[:20]))
+    watch("a third", lambda: model.log_predictive_density(X[:20], y[:20]))
 
 
 def river(name: str, buffer: int, watch: Watch) -> None:
