@@ -214,6 +214,8 @@ class OneRow:
 class Series(Program):
     """A program whose rows are whole data sets."""
 
+    most_kept = 10  # by a tracker: each costs what a whole data set does, whether it has come already or not
+
     def terms(
         self, params: Params, data: Data, *, inside: bool, given: dict[str, Array] | None = None
     ) -> dict[str, Array]:
