@@ -138,6 +138,18 @@ def birthdays(model: Model) -> Model:
     return of_rows
 
 
+def mortality(model: Model) -> Model:
+    """Return the model of deaths as a function of them: it counts ages, places and years by their values."""
+    age, place, year, people, _ = deaths()
+    return lambda y: model(age, place, year, np.arange(12) % 4, people, y)
+
+
+def admitted(model: Model) -> Model:
+    """Return the model of admissions as a function of them: it counts departments by their values."""
+    department, male, sent, _ = admissions()
+    return lambda y: model(department, male, sent, y)
+
+
 CASES: dict[str, Case] = {
     **{
         f"annotation: {name}": Case("examples/annotation.py", name, annotations, call)
@@ -164,7 +176,13 @@ CASES: dict[str, Case] = {
     },
     "covtype": Case("examples/covtype.py", "model", lambda: labelled(400, 55)),
     "cvae": Case("examples/cvae-flax/models.py", "cvae_model", lambda: (floats(20, 14, 14), whole(2, 20, 28, 28))),
-    "dais_demo": Case("examples/dais_demo.py", "model", lambda: (floats(16), whole(2, 16))),
+    "dais_demo": Case(
+        "examples/dais_demo.py",
+        "model",
+        lambda: whole(2, 16),
+        lambda model: lambda y: model(np.linspace(-1, 1, 16, dtype=np.float32), y),
+        series=True,
+    ),
     "funnel": Case("examples/funnel.py", "model", lambda: floats(1), lambda model: lambda y: model()),
     "gaussian_shells": Case(
         "examples/gaussian_shells.py",
@@ -204,12 +222,7 @@ CASES: dict[str, Case] = {
     ),
     "hsgp": Case("examples/hsgp.py", "birthdays_model", births, birthdays),
     "minipyro": Case("examples/minipyro.py", "model", lambda: floats(100) + 3),
-    "mortality": Case(
-        "examples/mortality.py",
-        "model",
-        deaths,
-        lambda model: lambda a, s, t, n, y: model(a, s, t, np.arange(12) % 4, n, y),
-    ),
+    "mortality": Case("examples/mortality.py", "model", lambda: deaths()[-1], mortality, series=True),
     "neutra": Case("examples/neutra.py", "dual_moon_model", lambda: floats(1), lambda model: lambda y: model()),
     "ode": Case(
         "examples/ode.py",
@@ -249,7 +262,7 @@ CASES: dict[str, Case] = {
         lambda: (whole(2, 200), whole(2, 200, seed=3)),
         lambda model: lambda a, c: model(None, {"A": a, "C": c}, len(a)),
     ),
-    "ucbadmit": Case("examples/ucbadmit.py", "glmm", admissions),
+    "ucbadmit": Case("examples/ucbadmit.py", "glmm", lambda: admissions()[-1], admitted, series=True),
     "vae": Case("examples/vae.py", "model", lambda: whole(2, 20, 28, 28)),
     "var2": Case("examples/var2.py", "var2_scan", lambda: series(100, 2), series=True),
     "zero_inflated_poisson": Case("examples/zero_inflated_poisson.py", "model", counts),
