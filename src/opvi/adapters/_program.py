@@ -205,10 +205,10 @@ class OneRow:
 
     model: Model
 
-    def __call__(self, *data: Any, **named: Any) -> Any:
+    def __call__(self, *data: Data, **named: Data) -> None:
         """Run the model with the first row."""
         one, other = jax.tree.map(lambda a: a[0], (data, named))
-        return self.model(*one, **other)
+        self.model(*one, **other)
 
 
 class Series(Program):

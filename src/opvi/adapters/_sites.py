@@ -149,7 +149,7 @@ def draw(model: Model, data: Data, key: Key) -> tuple[dict[str, Array], dict[str
 # --- what a site is -----------------------------------------------------------------------------
 
 
-def base(fn: Any) -> Any:
+def base(fn: dist.Distribution) -> dist.Distribution:
     """Return a distribution without the wrappers of plates and masks."""
     while isinstance(fn, dist.ExpandedDistribution | dist.MaskedDistribution | dist.Independent):
         fn = fn.base_dist
@@ -337,7 +337,7 @@ def log_density(site: Site, ratio: dict[str, float]) -> Array:
     return out if scale is None else out * scale
 
 
-def own_scale(site: Site, ratio: dict[str, float]) -> Any:
+def own_scale(site: Site, ratio: dict[str, float]) -> Array | float | None:
     """Return the factor of the log density without the unneeded scale of a subsampling plate; None for 1."""
     if site["scale"] is None:
         return None
