@@ -3,7 +3,8 @@
 `python -m benchmarks.numpyro_upstream --numpyro FOLDER --out docs/results`, with a checkout of NumPyro in FOLDER. Its
 modules are imported from there, and nothing of theirs is copied; data that an example would download are drawn here,
 in the shapes it has. A model is *accepted* if a target is made of it, the target's density is NumPyro's, and
-`opvi.tracker`, with 20 particles, learns three batches of rows and stays finite; *refused* if opvi says why not;
+20 particles of a first-order sampler, or of `opvi.tracker` (where that one stops, and with `--track`), learn three
+batches of rows and stay finite; *refused* if opvi says why not; *stopped* or *wrong* if the learning or the density is;
 anything else is a *raw error*. Models of one data set whose parts depend on one another get it as one row
 (`series=True`); what is not observed is then closed over where the model asks for its values.
 """
@@ -32,6 +33,7 @@ import opvi
 from benchmarks.numpyro_upstream_cases import CASES, Case
 from benchmarks.parallel import finished, keep
 from benchmarks.stamp import stamp
+from opvi.flows import first_order
 
 COMMAND = "python -m benchmarks.numpyro_upstream --numpyro FOLDER --out docs/results"
 SOURCES = (
@@ -115,9 +117,22 @@ def said_by_opvi(error: BaseException) -> bool:
     return "opvi" in Path(last.filename).parts and isinstance(error, TypeError | ValueError)
 
 
-def tried(folder: Path, name: str) -> dict[str, Any]:
+def learnt(target: Any, sampler: Any, data: Any) -> str:
+    """Return how a sampler takes the first batches."""
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            state, _ = opvi.run(sampler, opvi.stream(data, BATCH), 0, rounds=ROUNDS)
+            values = target.constrain(state.particles).values()
+    except Exception as error:  # any error is a result here
+        return f"{type(error).__name__}: {error}"
+    return "finite" if all(bool(jnp.isfinite(value).all()) for value in values) else "not finite"
+
+
+def tried(folder: Path, name: str, track: bool) -> dict[str, Any]:
     """Return what became of a model."""
     jax.config.update("jax_disable_most_optimizations", True)  # most of the time would be spent compiling
+    jax.config.update("jax_enable_x64", False)  # an example before may have asked for it
     begun = time.process_time()
     case = CASES[name]
     try:
@@ -125,24 +140,22 @@ def tried(folder: Path, name: str) -> dict[str, Any]:
         rows = case.rows()
         data = jax.tree.map(lambda a: a[None], rows) if case.series else rows
         target = opvi.from_numpyro(model, data, series=case.series)
-    except Exception as error:  # any error is a result here
+        off = difference(target, model, rows, data)
+    except Exception as error:
         kind = "refused" if said_by_opvi(error) else "raw error"
         return {"what": kind, "why": f"{type(error).__name__}: {error}"}
-    try:
-        off = difference(target, model, rows, data)
-        tracker = small(opvi.tracker(target, particles=PARTICLES))
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            state, _ = opvi.run(tracker, opvi.stream(data, BATCH), 0, rounds=ROUNDS)
-            values = target.constrain(state.particles).values()
-        finite = all(bool(jnp.isfinite(value).all()) for value in values)
-        right = off is None or off < CLOSE
-        found = {"parameters": int(target.dim), "summed out": list(target.program.local), "series": case.series}
-        found |= {"sampler": tracker.about, "difference": off, "seconds": round(time.process_time() - begun, 1)}
-        return {"what": "accepted" if finite and right else "wrong", **found}
-    except Exception as error:
-        kind = "stopped" if said_by_opvi(error) else "raw error"
-        return {"what": kind, "why": f"{type(error).__name__}: {error}"}
+    found = {"parameters": int(target.dim), "summed out": list(target.program.local), "series": case.series}
+    tracker = opvi.tracker(target, particles=PARTICLES)
+    found |= {
+        "difference": off,
+        "sampler": tracker.about,
+        "flow": learnt(target, replace(first_order(target), particles=PARTICLES), data),
+    }
+    if track or found["flow"] != "finite":
+        found["tracked"] = learnt(target, small(tracker), data)
+    end = found.get("tracked", found["flow"])
+    what = "wrong" if off is not None and off > CLOSE else "accepted" if end == "finite" else "stopped"
+    return {"what": what, **found, "seconds": round(time.process_time() - begun, 1)}
 
 
 def commit(folder: Path) -> str:
@@ -159,12 +172,14 @@ def main() -> None:
     parser.add_argument("--commit", help="of the checkout, if it is not a git folder")
     parser.add_argument("--out", type=Path, default=Path("bench-output"), help="folder for numpyro-upstream.json")
     parser.add_argument("--models", nargs="+", default=list(CASES))
+    parser.add_argument("--track", action="store_true", help="try `opvi.tracker`, too, which compiles for long")
     parser.add_argument("--jobs", type=int, default=1)
     options = parser.parse_args()
     options.out.mkdir(parents=True, exist_ok=True)
     file = options.out / "numpyro-upstream.json"
     done = json.loads(file.read_text())["results"] if file.exists() else {}
-    for (_, name), found in finished(tried, [(options.numpyro, name) for name in options.models], options.jobs):
+    tasks = [(options.numpyro, name, options.track) for name in options.models]
+    for (_, name, _), found in finished(tried, tasks, options.jobs):
         done[name] = found
         print(name, found, flush=True)
         keep(file, written(done, options.commit or commit(options.numpyro)))
@@ -175,6 +190,7 @@ def written(done: dict[str, dict[str, Any]], version: str) -> dict[str, Any]:
     results = {name: done[name] for name in CASES if name in done}
     accepted = {name: found for name, found in results.items() if found["what"] == "accepted"}
     counts = {"models": len(results)} | {kind: sum(r["what"] == kind for r in results.values()) for kind in KINDS}
+    counts |= {"tracked": sum(found.get("tracked") == "finite" for found in accepted.values())}
     counts |= {"row by row": sum(not found["series"] for found in accepted.values())}
     counts |= {"as a series": sum(found["series"] for found in accepted.values())}
     counts |= {"files": len({CASES[n].file for n in results}), "files accepted": len({CASES[n].file for n in accepted})}
