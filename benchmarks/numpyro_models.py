@@ -29,7 +29,7 @@ from benchmarks.stamp import stamp
 COMMAND = "python -m benchmarks.numpyro_models --out docs/results --batches {} --seeds {}"
 SOURCES = (
     "src/opvi/filters",
-    "src/opvi/adapters/numpyro.py",
+    *(f"src/opvi/adapters/{name}.py" for name in ("numpyro", "_program", "_sites", "_local", "_choices", "_heads")),
     "benchmarks/numpyro_examples.py",
     "benchmarks/numpyro_models.py",
 )

@@ -401,7 +401,7 @@ def rows_by_rows(y):
 
 REFUSED = {
     local_without_a_plate: "site 'effect' is latent and follows the rows.*Put it into the data plate",
-    one_site_a_row: "site 'effect_2' is latent and follows the rows",
+    one_site_a_row: "site 'effect_5' is latent and follows the rows",
     discrete: "site 'side' is latent and discrete .BernoulliProbs.*MixtureSameFamily",
     delta: "site 'fixed' has a delta.*numpyro.deterministic",
     no_plate: "site 'y' follows the rows, but lies in no plate.*with numpyro.plate",
@@ -414,7 +414,7 @@ REFUSED = {
     prior_from_count: "site 'mean' lies outside the data plate but depends on the rows",
     some_subsample: "plate 'rows' draws 20 of 50",
     looks_at_values: "branches on the values of its data",
-    broadcasts: r"site 'y' has values of shape \(2, 1\)",
+    broadcasts: r"site 'y' has values of shape \(3, 1\)",
     rows_by_rows: "site 'y' lies in 2 plates that follow the rows",
 }
 

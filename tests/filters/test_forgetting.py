@@ -71,6 +71,21 @@ def test_a_forgetting_factor_counts_once_per_round():
     np.testing.assert_allclose(covariance.variances(state.past)[0, 0], np.diag(spread), rtol=1e-2)
 
 
+@pytest.mark.parametrize("half_life", [15.0, 60.0])
+def test_kronecker_factors_count_rows_by_their_half_life(half_life):
+    """A is the discounted sum of the inputs' products; particles go where least squares with these weights is."""
+    given = list(batches(40, 6))
+    target = opvi.mlp(2, (), opvi.gaussian(NOISE), prior_variance=4.0)
+    sampler = opvi.kfac(target, half_life=half_life, damping=1e-3, largest_change=1e6)
+    state = learnt(sampler, given)
+    gamma = 2 ** (-6 / half_life)
+    rows = [np.concatenate([x, np.ones((6, 1))], 1).astype(float) for x, _ in given]
+    A = sum(gamma ** (39 - k) * a.T @ a for k, a in enumerate(rows))
+    np.testing.assert_allclose(state.factors[0].inputs[0], A, rtol=1e-5, atol=1e-5)
+    mean, _ = discounted(given, [gamma] * 40, [NOISE] * 40, prior=4.0 / 1e-3, prior_fades=True)
+    np.testing.assert_allclose(state.particles[0], mean, atol=2e-3)
+
+
 @pytest.mark.parametrize("share", [0.1, 0.8])
 def test_adaptive_noise_is_a_share_of_the_running_error(share):
     given = list(batches(25, 8))

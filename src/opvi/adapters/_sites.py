@@ -7,9 +7,8 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.extend.core import Literal
+from jax.interpreters.partial_eval import dce_jaxpr
 
-from opvi.predictive import Bernoulli, Categorical, Distribution, NegativeBinomial, Normal, Poisson, StudentT
 from opvi.running._rows import row_count
 from opvi.types import Array, Data, Key, Params
 
@@ -99,13 +98,21 @@ def _to_support(site: Site) -> Any:
         ) from None
 
 
-def from_unconstrained(params: Params) -> AtSite:
-    """Return a handler that puts parameters at their sites and adds the transforms' log determinants as factors."""
+def from_unconstrained(params: Params, given: Mapping[str, Array] | None = None) -> AtSite:
+    """Return a handler that puts parameters at their sites and adds the transforms' log determinants as factors.
+
+    What is `given` is put in as it is: values of discrete sites.
+    """
 
     def value(site: Site) -> Array | None:
+        if site["type"] == "sample" and given and site["name"] in given:
+            return given[site["name"]]
         if site["type"] != "sample" or site["name"] not in params:
             return None
         u, transform = params[site["name"]], _to_support(site)
+        moment = site["infer"].get("_scan_current_index")  # in a scan, values of all its steps are given
+        if moment is not None and jnp.ndim(u) > len(transform.inverse_shape(site["fn"].shape())):
+            u = u[moment]
         theta = transform(u)
         log_det = transform.log_abs_det_jacobian(u, theta)
         keep = jnp.ndim(theta) - len(site["fn"].event_shape)  # NumPyro sums over what belongs to one event
@@ -118,7 +125,7 @@ def from_unconstrained(params: Params) -> AtSite:
 
 def start(site: Site) -> Array | None:
     """Return a value for a site whose prior cannot be drawn from."""
-    if site["type"] != "sample" or site["is_observed"] or not isinstance(_base(site["fn"]), dist.ImproperUniform):
+    if site["type"] != "sample" or site["is_observed"] or not isinstance(base(site["fn"]), dist.ImproperUniform):
         return None
     transform = _to_support(site)
     shape = transform.inverse_shape(site["fn"].shape())
@@ -130,7 +137,7 @@ def draw(model: Model, data: Data, key: Key) -> tuple[dict[str, Array], dict[str
     sites, _ = run(model, data, key, start)
     out = {}
     for index, (name, site) in enumerate(sites.items()):
-        if is_latent(site):
+        if is_latent(site) and not is_discrete(site):
             _refuse_unfit(site)
             u = _to_support(site).inv(site["value"])
             # A draw at the very edge of its support, where small numbers have run out, lies at infinity.
@@ -142,7 +149,7 @@ def draw(model: Model, data: Data, key: Key) -> tuple[dict[str, Array], dict[str
 # --- what a site is -----------------------------------------------------------------------------
 
 
-def _base(fn: Any) -> Any:
+def base(fn: dist.Distribution) -> dist.Distribution:
     """Return a distribution without the wrappers of plates and masks."""
     while isinstance(fn, dist.ExpandedDistribution | dist.MaskedDistribution | dist.Independent):
         fn = fn.base_dist
@@ -154,9 +161,15 @@ def is_latent(site: Site) -> bool:
     return site["type"] == "sample" and not site["is_observed"]
 
 
+def is_discrete(site: Site) -> bool:
+    """Return whether a site has separate values, such as the number of a group."""
+    support = site["fn"].support
+    return support is not None and support.is_discrete
+
+
 def is_factor(site: Site) -> bool:
     """Return whether a site is a `numpyro.factor`."""
-    return isinstance(_base(site["fn"]), dist.Unit)
+    return isinstance(base(site["fn"]), dist.Unit)
 
 
 def within(site: Site, plates: Plates) -> bool:
@@ -183,18 +196,23 @@ def _densities(site: Site, shape: tuple[int, ...]) -> tuple[int, ...]:
 
 
 def _refuse_unfit(site: Site) -> None:
-    """Refuse latent sites that have no gradient."""
+    """Refuse latent sites that have no density."""
     name, fn = site["name"], site["fn"]
-    if fn.support is not None and fn.support.is_discrete:
-        raise TypeError(
-            f"site '{name}' is latent and discrete ({type(_base(fn)).__name__}), but particles move along gradients. "
-            "Sum it out: `dist.MixtureSameFamily`, or `jax.nn.logsumexp` over its values in a `numpyro.factor`."
-        )
-    if isinstance(_base(fn), dist.Delta):
+    if isinstance(base(fn), dist.Delta):
         raise TypeError(f"site '{name}' has a delta distribution: use `numpyro.deterministic('{name}', value)`.")
 
 
-FEW, MORE = 2, 3  # rows on which a model is looked at, to see what follows them
+def refuse_discrete(site: Site) -> None:
+    """Refuse discrete latent sites that all rows share."""
+    if is_latent(site) and is_discrete(site):
+        raise TypeError(
+            f"site '{site['name']}' is latent and discrete ({type(base(site['fn'])).__name__}), but particles move "
+            "along gradients. Sum it out: `dist.MixtureSameFamily`, or `jax.nn.logsumexp` over its values in a "
+            "`numpyro.factor`; in a data plate, with a value for each row, it is summed out for you."
+        )
+
+
+FEW, MORE = 5, 7  # rows on which a model is looked at, to see what follows them
 
 
 class _Layout(NamedTuple):
@@ -227,7 +245,8 @@ def layouts(model: Model, example: Data, rows: int) -> dict[str, _Layout]:
     except TRACED as error:
         raise TypeError(
             "the model branches on the values of its data, which are not known when it is compiled. "
-            f"Sizes and choices must not depend on them: close over such numbers. ({error})"
+            "Sizes and choices must not depend on them: close over such numbers, e.g. how many groups there are. "
+            f"({str(error).splitlines()[0]})"
         ) from error
     return out
 
@@ -245,7 +264,7 @@ def data_plates(few: dict[str, _Layout], more: dict[str, _Layout]) -> set[str]:
             raise ValueError(
                 f"site '{name}' lies in a scan over the rows, so that what it says of a row depends on the rows before "
                 "it in the batch, and the first row has none. Give what a row needs of earlier ones as columns of its "
-                "own, e.g. `model(lags, y)`; or let a row be a whole series, with the scan inside the data plate."
+                "own, e.g. `model(lags, y)`; or let a row be a whole series: `from_numpyro(…, series=True)`."
             )
         if is_latent(site) and name in follows and (name.endswith("_unobserved") or not within(site, plates)):
             remedy = "Put it into the data plate, where it is summed out, or give it one value for all rows."
@@ -258,6 +277,8 @@ def data_plates(few: dict[str, _Layout], more: dict[str, _Layout]) -> set[str]:
                 f"site '{name}' is latent and follows the rows, but only latents that are the same for all rows can be "
                 f"learnt from a stream. {remedy}"
             )
+        if not within(site, plates):
+            refuse_discrete(site)
     for name, site in sites.items():
         if site["type"] != "sample" or not site["is_observed"]:
             continue
@@ -269,7 +290,8 @@ def data_plates(few: dict[str, _Layout], more: dict[str, _Layout]) -> set[str]:
         elif count == 0 and name in follows:
             raise ValueError(
                 f"site '{name}' follows the rows, but lies in no plate that does, so its log density cannot be "
-                f"split by rows. Put it into a data plate: `with numpyro.plate('rows', len(y)):`."
+                f"split by rows. Put it into a data plate: `with numpyro.plate('rows', len(y)):`. If rows depend on "
+                "one another, as in a Gaussian process, let a row be a whole data set: `series=True`."
             )
     if not any(site["type"] == "sample" and site["is_observed"] and within(site, plates) for site in sites.values()):
         raise ValueError(
@@ -284,14 +306,7 @@ def sources(function: Callable[[Data], dict[str, Array]], data: Data) -> dict[st
     """Return, for each named number that the function returns, which leaves of the data it is computed from."""
     names = sorted(jax.eval_shape(function, data))
     jaxpr = jax.make_jaxpr(function)(data).jaxpr
-    out = {}
-    for name, result in zip(names, jaxpr.outvars, strict=True):
-        needed = {result} if not isinstance(result, Literal) else set()
-        for equation in reversed(jaxpr.eqns):
-            if needed.intersection(equation.outvars):
-                needed.update(v for v in equation.invars if not isinstance(v, Literal))
-        out[name] = [v in needed for v in jaxpr.invars]
-    return out
+    return {name: dce_jaxpr(jaxpr, [other == name for other in names])[1] for name in names}
 
 
 def named_axes(layout: _Layout) -> tuple[str, ...]:
@@ -306,47 +321,6 @@ def named_axes(layout: _Layout) -> tuple[str, ...]:
     return tuple(names)
 
 
-# --- heads --------------------------------------------------------------------------------------
-
-
-def head(site: Site, ratio: dict[str, float]) -> Distribution | None:
-    """Return the distribution of an observed site, row by row, if it is one of opvi's."""
-    fn = site["fn"]
-    if fn.event_shape or len(fn.batch_shape) != 1 or _own_scale(site, ratio) is not None:
-        return None
-    base = fn.base_dist if isinstance(fn, dist.ExpandedDistribution) else fn
-    rows = fn.batch_shape
-    if type(base) is dist.Normal:
-        mean = jnp.broadcast_to(base.loc, rows)
-        return Normal(mean, jnp.broadcast_to(base.scale**2, rows).astype(mean.dtype))
-    if type(base) in (dist.BernoulliLogits, dist.BernoulliProbs):
-        return Bernoulli(jnp.broadcast_to(base.logits, rows))
-    if type(base) in (dist.CategoricalLogits, dist.CategoricalProbs):
-        return Categorical(jnp.broadcast_to(base.logits, (*rows, base.logits.shape[-1])))
-    if type(base) is dist.OrderedLogistic:
-        log_p = jnp.log(base.probs)
-        return Categorical(jnp.broadcast_to(log_p, (*rows, log_p.shape[-1])))
-    if type(base) is dist.Poisson:
-        return Poisson(jnp.broadcast_to(jnp.log(base.rate), rows))
-    return _negative_binomial(base, rows) or _student_t(base, rows)
-
-
-def _negative_binomial(base: Any, rows: tuple[int, ...]) -> NegativeBinomial | None:
-    """Return a Gamma–Poisson distribution, which is what NumPyro's negative binomials are."""
-    if not isinstance(base, dist.GammaPoisson):
-        return None
-    concentration, rate = jnp.broadcast_to(base.concentration, rows), jnp.broadcast_to(base.rate, rows)
-    return NegativeBinomial(jnp.log(concentration / rate), concentration)
-
-
-def _student_t(base: Any, rows: tuple[int, ...]) -> StudentT | None:
-    """Return Student's t where its degrees of freedom are given and leave it a variance."""
-    if type(base) is not dist.StudentT or isinstance(base.df, jax.core.Tracer) or not (np.asarray(base.df) > 2).all():
-        return None
-    mean, scale, dof = (jnp.broadcast_to(leaf, rows) for leaf in (base.loc, base.scale, base.df))
-    return StudentT(mean, scale**2 * dof / (dof - 2), dof, jnp.zeros_like(mean))
-
-
 # --- log densities ------------------------------------------------------------------------------
 
 
@@ -359,11 +333,11 @@ def log_density(site: Site, ratio: dict[str, float]) -> Array:
             f"site '{site['name']}' has values of shape {jnp.shape(value)}, but its distribution and plates make "
             f"{tuple(fn.batch_shape)} with events of shape {tuple(fn.event_shape)}. Give both the same shape."
         )
-    scale = _own_scale(site, ratio)
+    scale = own_scale(site, ratio)
     return out if scale is None else out * scale
 
 
-def _own_scale(site: Site, ratio: dict[str, float]) -> Any:
+def own_scale(site: Site, ratio: dict[str, float]) -> Array | float | None:
     """Return the factor of the log density without the unneeded scale of a subsampling plate; None for 1."""
     if site["scale"] is None:
         return None

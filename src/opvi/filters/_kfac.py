@@ -189,8 +189,9 @@ def kfac(
 
     $$A \gets \lambda_t A + a^\top a, \qquad G \gets (1 - w_t) G + w_t\, \overline{\delta \delta^\top}$$
 
-    A is a sum, so steps shrink like $1/t$ by themselves, without a horizon or a step size. The
-    prior's precision times `damping` is split between the two factors by their traces. With `wander` the weights
+    A is a sum, so steps shrink like $1/t$ by themselves, without a horizon or a step size. Particles are an ensemble
+    of networks that learn well, not a posterior, and `draws` are these particles. The prior's precision times
+    `damping` is split between the two factors by their traces. With `wander` the weights
     do a random walk instead of old rows fading, which follows faster changes:
 
     $$P \gets \rho P + (1 - \rho) P_0, \qquad P \gets (P^{-1} + a^\top a)^{-1}, \qquad P \approx A^{-1}$$

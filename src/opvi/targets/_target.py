@@ -75,6 +75,11 @@ class Target:
         """An example row, if the model knows what its rows look like."""
         return getattr(getattr(self.log_likelihood, "of", None), "example", None)
 
+    @property
+    def most_kept(self) -> int | None:
+        """How many rows are worth keeping at most, if the model knows: few where each is a whole data set."""
+        return getattr(getattr(self.log_likelihood, "of", None), "most_kept", None)
+
     def ravel(self, params: Params) -> Array:
         """Return the parameters as a vector `[d]`."""
         return jnp.concatenate([jnp.ravel(leaf) for leaf in self.layout.structure.flatten_up_to(params)])

@@ -76,7 +76,7 @@ def _choose(
     if d <= FEW and not memory_rows:
         n = particles or PARTICLES["few"]
         example = target.example if example is None else example
-        window = _window(example)
+        window = _window(example, target.most_kept or WINDOW)
         kept = f"a window of {window} rows" if window else "no stored rows (give `example`)"
         about = (
             f"SL-OPVI, {n} particles, {kept}: "
@@ -120,12 +120,12 @@ def _choose(
     return sampler if target.predict is None else calibrated(sampler, target, particles=None, about=about)
 
 
-def _window(example: Data) -> int:
+def _window(example: Data, most: int) -> int:
     """Return how many rows like the example are kept; none if the shape is unknown."""
     if example is None:
         return 0
     size = sum(np.asarray(leaf)[:1].nbytes for leaf in jax.tree.leaves(example))
-    return min(WINDOW, int(WINDOW_BYTES // max(size, 1)))
+    return min(most, int(WINDOW_BYTES // max(size, 1)))
 
 
 def _suits(prior: GaussianPrior | None, blocks: int) -> bool:
