@@ -33,7 +33,7 @@ LARGEST_CORRELATION = 0.95
 FARTHEST = 4.0  # standard deviations: those beyond count as this far
 STILL, OUTSIDE = 2.0, 3.0  # standard deviations: the range of a frozen chain at most, its distance at least
 THAWING = 2**20  # folded into keys: more than all moves
-FEW = 0.03  # share of the chains: if more are frozen, they belong there
+FEW = 0.03  # share of the chains: if more have hardly moved, moves are slow, and those far outside may belong there
 
 
 class Arrival(NamedTuple):
@@ -158,7 +158,11 @@ def moved(
         look = made == at.due
         lowest, highest = jnp.minimum(at.lowest, now), jnp.maximum(at.highest, now)
         u, x, now, middle, lowest, highest = jax.lax.cond(
-            look, thawed, lambda _, given: given, at.moves, (chains.u, x, now, at.middle, lowest, highest)
+            look & (made >= first),
+            thawed,
+            lambda _, given: given,
+            at.moves,
+            (chains.u, x, now, at.middle, lowest, highest),
         )
         chains = chains._replace(u=u)
         arrival = jax.lax.cond(look, lambda u: arrived(start, middle, u, same), lambda _: at.arrival, now)
@@ -224,8 +228,8 @@ def frozen_chains(now: Array, spans: Array, same: Array) -> Array:
     """
     off = now - same @ now
     sd = jnp.sqrt(same @ off**2) + jnp.finfo(now.dtype).tiny ** 0.5
-    frozen = ((spans / sd).max(1) < STILL) & ((jnp.abs(off) / sd).max(1) > OUTSIDE)
-    return frozen & (frozen.mean() <= FEW)
+    still, outside = (spans / sd).max(1) < STILL, (jnp.abs(off) / sd).max(1) > OUTSIDE
+    return still & outside & (still.mean() <= FEW)
 
 
 def remembered_limit(chains: int) -> float:

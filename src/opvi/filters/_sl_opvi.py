@@ -27,13 +27,14 @@ from opvi._steps import (
 from opvi.filters._covariance import exactly
 from opvi.filters._diagnosis import Diagnosis, concerns_of_surrogates, concerns_of_weights
 from opvi.filters._evidence import DRAWS, Ratios, added, joined, log_mass, ratios, warn_if_uncertain
+from opvi.filters._measures import AtDraws, measured
 from opvi.filters._modes import large_modes
 from opvi.filters._moves import Moved, moved, remembered_limit
 from opvi.filters._pool import Pool, Weights, merged, reweighted
 from opvi.filters._surrogates import LARGEST_DEGREE, Frame, Polynomial, Surrogate, fit, frame, nothing
 from opvi.filters._whitening import Pace, Whitening, follow, some
 from opvi.flows.kernels import centred
-from opvi.predictive import Predictive
+from opvi.predictive import Normal, Predictive, StudentT
 from opvi.targets import Target, cast, check_batch
 from opvi.types import Array, Batch, Data, Key, Particles, Scalar, Seed, Start, State, Tree, as_key
 
@@ -45,11 +46,8 @@ CHAINS = 400  # of draws, at most
 FIRST_MOVES = 60  # of draws, before the first is taken; more where chains have not arrived
 APART = 3  # moves between two draws of a chain
 LOOK_CHAINS = 200  # of a diagnosis
-EARLY_LOOK, FIRST_LOOK, LOOK_MOVES = (
-    12,
-    40,
-    5,
-)  # its moves before those that are looked at (the first if sure), and those
+EARLY_LOOK, FIRST_LOOK = 6, 40  # its moves before those that are looked at; the first if sure
+LOOK_MOVES = 2  # that are looked at
 FEWEST_CHAINS = 100  # of draws, however few are wanted: with fewer, nothing is known of what they remember
 POINTS = 32  # at which what a surrogate misses is measured
 BEYOND = 2.0  # times the largest squared distance of a particle: what surrogates are asked about at most
@@ -281,7 +279,26 @@ def _diagnosis(sampler: SLOPVI, key: Key, state: LinearisedState) -> Diagnosis:
         particles=len(w),
         rows=int(state.rows),
         stored=_stored(state),
+        **measured(there.places[-1], _at_draws(sampler, state, there.places[-1])),
     )
+
+
+@partial(jax.jit, static_argnums=0)
+@exactly
+def _at_draws(sampler: SLOPVI, state: LinearisedState, x: Particles) -> AtDraws:
+    """Return what draws say of the density that is tracked and of the rows that are stored."""
+    target, kept = sampler.target, state.kept
+    score = jax.vmap(jax.grad(_believed(sampler, state, frame(state.particles))))(x)
+    if isinstance(state.weight, tuple):
+        return AtDraws(score, None, None, None)
+    stored, below = state.weight > 0, None
+    kept = jax.tree.map(lambda a: jnp.where(stored.reshape(-1, *[1] * (a.ndim - 1)), a, a[:1]), kept)
+    rows = jax.vmap(lambda v: _likelihood(target, v, kept))(x)
+    if target.predict is not None and isinstance(kept, tuple) and len(kept) == 2:
+        said = jax.vmap(lambda v: target.predict(target.unravel(v), kept[0]))(x)  # type: ignore[misc]
+        if isinstance(said, Normal | StudentT):
+            below = said.cdf(kept[1][None].astype(x.dtype)).mean(0)
+    return AtDraws(score, rows, below, stored)
 
 
 def _weights(state: LinearisedState) -> np.ndarray:
