@@ -50,6 +50,7 @@ EARLY_LOOK, FIRST_LOOK = 6, 40  # its moves before those that are looked at; the
 LOOK_MOVES = 2  # that are looked at
 FEWEST_CHAINS = 100  # of draws, however few are wanted: with fewer, nothing is known of what they remember
 POINTS = 32  # at which what a surrogate misses is measured
+IMPOSSIBLE = 1e30  # nats: a log likelihood that is not finite counts as this far below
 BEYOND = 2.0  # times the largest squared distance of a particle: what surrogates are asked about at most
 
 
@@ -363,7 +364,8 @@ def _missed(
     def found() -> tuple[Array, Array]:
         errors = jax.vmap(error)(x)
         errors = jnp.where(jnp.isfinite(errors), errors, jnp.nan)
-        return jnp.nan_to_num(jnp.nanvar(errors)), jnp.nanmean(errors)
+        mean = jnp.nan_to_num(jnp.nanmean(errors), nan=-IMPOSSIBLE).clip(-IMPOSSIBLE, IMPOSSIBLE)
+        return jnp.nan_to_num(jnp.nanvar(errors)), mean
 
     leaving, zero = (pool.after[sampler.memory_rows :] > 0).any(), jnp.zeros((), x.dtype)
     return jax.lax.cond(leaving, found, lambda: (zero, zero))
