@@ -11,7 +11,7 @@ from opvi.filters._moves import LARGEST_OFF, TRAVELLED
 FIRST_DOUBT = 32  # rounds before the first diagnosis; the next is due after twice as many
 LARGEST_LOSS = 0.1  # of what surrogates missed, in standard deviations
 FEWEST = 0.1  # share of the particles: an effective number below is too small
-LARGEST_STEIN = 6.0  # standard errors; of good draws it was 1.0 at most, of bad ones 13 at least
+LARGEST_STEIN = 6.0  # standard errors: far beyond chance, for draws that miss the density that is tracked
 REFUSED = 0.2  # share of moves accepted: with less, nothing is known
 
 
