@@ -27,6 +27,55 @@ class Mutant(NamedTuple):
 
 MUTANTS = [
     Mutant(
+        "evidence: the scales of the fitted coordinates do not count",
+        "src/opvi/filters/_evidence.py",
+        "volume += jnp.log(to.size).sum() + jnp.log(to.scale).sum()",
+        "volume += jnp.log(to.scale).sum()",
+        "tests/filters/test_evidence.py",
+    ),
+    Mutant(
+        "evidence: constants of rows that are gone do not count",
+        "src/opvi/filters/_sl_opvi.py",
+        "return found.value + gone - log_mass(self.target)",
+        "return found.value - log_mass(self.target)",
+        "tests/filters/test_evidence.py",
+    ),
+    Mutant(
+        "evidence: a Gaussian prior is taken as it is given",
+        "src/opvi/filters/_sl_opvi.py",
+        "return found.value + gone - log_mass(self.target)",
+        "return found.value + gone",
+        "tests/filters/test_evidence.py",
+    ),
+    Mutant(
+        "draws: frozen chains stay",
+        "src/opvi/filters/_moves.py",
+        "look & (made >= first),",
+        "look & (made < 0),",
+        "tests/filters/test_diagnosis.py",
+    ),
+    Mutant(
+        "draws: chains are replaced though most of them are slow",
+        "src/opvi/filters/_moves.py",
+        "return still & outside & (still.mean() <= FEW)",
+        "return still & outside",
+        "tests/filters/test_diagnosis.py",
+    ),
+    Mutant(
+        "diagnosis: Stein's discrepancy raises no concern",
+        "src/opvi/filters/_diagnosis.py",
+        "elif self.stein > LARGEST_STEIN:",
+        "elif self.stein > 1e9:",
+        "tests/filters/test_diagnosis.py",
+    ),
+    Mutant(
+        "diagnosis: places that hold no row count as rows",
+        "src/opvi/filters/_sl_opvi.py",
+        "stored, below = state.weight > 0, None",
+        "stored, below = state.weight >= 0, None",
+        "tests/filters/test_diagnosis.py",
+    ),
+    Mutant(
         "draws: the map's volume does not count",
         "src/opvi/filters/_straight.py",
         "jnp.exp(s) * v)), s.sum()",

@@ -8,9 +8,12 @@ from jax.scipy.stats import norm
 
 import opvi
 from opvi.filters import Diagnosis, _moves, _sl_opvi
+from opvi.filters._measures import AtDraws, measured, pareto_k, stein_discrepancy, uneven
 from opvi.filters._modes import large_modes
 from opvi.filters._moves import remembered_limit
 from opvi.filters._surrogates import frame
+from opvi.predictive import Normal
+from opvi.running import Chunk
 
 KEY = jax.random.key(0)
 RNG = np.random.default_rng(0)
@@ -83,6 +86,111 @@ def test_concerns_name_a_remedy():
     assert "off by 0.20 sd or more" in good._replace(off=0.2).concerns()[0]
     assert "still changes by 5.0 standard errors" in good._replace(travelled=5.0).concerns()[0]
     assert "9 of 100 particles carry the weight" in good._replace(effective=9.0).concerns()[0]
+
+
+def test_draws_that_miss_the_density_are_flagged():
+    good = Diagnosis(
+        100, 0.02, 0.98, 1.03, 0.8, 0.1, 0.3, 0.01, 2.0, 0.0, 100, 300, 300, stein=2.0, pareto=2.0, uneven=9.0
+    )
+    assert good.right  # rows that the model does not expect, and few that decide, are no fault of the draws
+    assert "Stein's discrepancy is 7.0" in good._replace(stein=7.0).concerns()[0]
+
+
+def test_a_diagnosis_has_other_measures(learnt):
+    """Of a conjugate model: Stein's identity holds, no row decides, and what is not defined is nan."""
+    said = TRACKER.diagnosis(learnt)
+    assert abs(said.stein) < 4
+    assert said.pareto < 0.7
+    assert np.isnan(said.uneven)  # this target cannot predict
+    predicting = opvi.sl_opvi(
+        opvi.target(LINE.log_prior, LINE.log_likelihood, LINE.init, lambda v, x: Normal(x @ v, jnp.full(len(x), 0.25))),
+        example=(X, Y),
+        memory_rows=40,
+        pace=PACE,
+    )
+    score, rows, below, stored = _sl_opvi._at_draws(predicting, learnt, learnt.particles)
+    exact = -np.asarray(learnt.particles) - (np.asarray(learnt.particles) @ X.T - Y) @ X / 0.25
+    np.testing.assert_allclose(score, exact, rtol=1e-3, atol=1e-2)
+    assert rows.shape == (60, 40)
+    assert stored.all()
+    right = measured(learnt.particles, AtDraws(score, rows, below, stored))
+    assert right["uneven"] < 1.5
+    wrong = measured(learnt.particles, AtDraws(score, rows, below**4, stored))
+    assert wrong["uneven"] > 2
+    state = learnt._replace(weight=learnt.weight.at[5:].set(0))
+    assert _sl_opvi._at_draws(predicting, state, learnt.particles).stored.sum() == 5
+
+
+def test_other_measures():
+    n, rng = 400, np.random.default_rng(1)
+    x = rng.normal(size=(n, 3)) * [1, 5, 0.1]
+    score = -x / np.square([1, 5, 0.1])
+    assert abs(stein_discrepancy(x, score)) < 4
+    assert stein_discrepancy(x, score - [0.5, 0, 0]) > 6  # draws half a standard deviation too far
+    assert stein_discrepancy(x, score / 1.5) > 6  # draws too narrow
+    assert np.isnan(stein_discrepancy(x * np.nan, score))
+    tails = rng.pareto(1 / 0.8, size=(20_000, 1))
+    k = pareto_k(np.log(np.concatenate([tails, rng.uniform(size=tails.shape), np.ones_like(tails)], 1)))
+    assert abs(k[0] - 0.8) < 0.15
+    assert k[1] < 0
+    assert k[2] == -np.inf
+    assert uneven(np.linspace(0.005, 0.995, 100)) < 0.2
+    assert uneven(np.full(100, 0.5)) == pytest.approx(5)
+
+
+def test_doubts_are_raised_at_doubled_rounds_and_once():
+    """The steps themselves are not looked at: a chunk has a state and a round."""
+    good = Diagnosis(100, 0.02, 0.98, 1.03, 0.8, 0.1, 0.3, 0.01, 2.0, 0.0, 100, 300, 300)
+    asked = []
+
+    class Stub:
+        def diagnosis(self, state):
+            asked.append(state)
+            return good._replace(lost=float(state >= 64))
+
+    callback = opvi.filters.doubts(Stub())
+    with pytest.warns(UserWarning, match="after round 64 this may not be the posterior: .* store 1,000 rows") as raised:
+        found = [callback(Chunk(i, i, None, None, [])) for i in range(1, 200)]
+    assert asked == [32, 64, 128]
+    assert len(raised) == 1
+    assert found[127]["lost"] == 1
+    assert found[126] is None
+    with pytest.raises(TypeError, match="Langevin has no `diagnosis`"):
+        opvi.filters.doubts(opvi.langevin(LINE, step=0.1))
+
+
+def test_frozen_chains_are_few_and_far():
+    """Chains that roam have spans of several standard deviations, those that are frozen have none."""
+    n, rng = 200, np.random.default_rng(2)
+    now, spans = rng.normal(size=(n, 2)).clip(-2.5, 2.5).astype(np.float32), np.full((n, 2), 4, np.float32)
+    same, frozen = np.full((n, n), 1 / n, np.float32), jax.jit(_moves.frozen_chains)
+    now[:4], spans[:4] = 9, 0.1
+    spans[4] = 0.1  # in the middle: no harm
+    now[5] = 9  # far, but it moves
+    np.testing.assert_array_equal(np.flatnonzero(frozen(now, spans, same)), np.arange(4))
+    spans[3, 1] = 4  # it moves along one coordinate
+    np.testing.assert_array_equal(np.flatnonzero(frozen(now, spans, same)), np.arange(3))
+    now[:8], spans[:8] = 9, 0.1
+    assert not frozen(now, spans, same).any()  # 4 % of the chains
+    now[4:8] = 0
+    assert not frozen(now, spans, same).any()  # wherever they are: moves are slow
+    now[8:], spans = now[8:] / 100, np.full((n, 2), 0.1, np.float32)
+    now[:100], now[100:] = now[:100] - 50, now[100:] + 50  # two modes, each of them narrow
+    halves = np.kron(np.eye(2), np.full((100, 100), 1 / 100)).astype(np.float32)
+    assert not frozen(now, spans, halves).any()
+
+
+def test_a_chain_that_cannot_move_is_replaced(monkeypatch):
+    """One of 100 chains begins in a place so narrow that every trajectory is refused."""
+    monkeypatch.setattr(_moves, "MOST_LOOKS", 0)
+    x = jnp.asarray(RNG.normal(size=(100, 1)), jnp.float32).at[7].set(8.0)
+
+    def log_density(v):
+        return jnp.logaddexp(-(v**2).sum() / 2, 12 - ((v - 8) ** 2).sum() * 1e12)
+
+    same = jnp.full((100, 100), 0.01)
+    places = _moves.moved(KEY, log_density, x, frame(x), 60, 1, same).places
+    assert abs(places).max() < 5
 
 
 def deep_funnel():

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 import opvi
-from opvi.filters._sl_opvi import reweighted
+from opvi.filters._pool import reweighted
 from opvi.filters._surrogates import Polynomial, count, fit, frame
 from opvi.types import DivergedError
 from paper.mixture import exact_posterior, tracking_error

@@ -2,6 +2,7 @@
 
 from opvi.filters._covariance import Covariance as Covariance
 from opvi.filters._diagnosis import Diagnosis as Diagnosis
+from opvi.filters._diagnosis import doubts as doubts
 from opvi.filters._gain_one import GainOne as GainOne
 from opvi.filters._gain_one import GainOneState as GainOneState
 from opvi.filters._gain_one import gain_one as gain_one

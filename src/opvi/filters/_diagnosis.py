@@ -1,12 +1,17 @@
 r"""Is it the posterior? What a tracker can say about itself from its particles and stored rows."""
 
 import math
-from typing import NamedTuple
+import warnings
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
 
 from opvi.filters._moves import LARGEST_OFF, TRAVELLED
 
+FIRST_DOUBT = 32  # rounds before the first diagnosis; the next is due after twice as many
 LARGEST_LOSS = 0.1  # of what surrogates missed, in standard deviations
 FEWEST = 0.1  # share of the particles: an effective number below is too small
+LARGEST_STEIN = 6.0  # standard errors: far beyond chance, for draws that miss the density that is tracked
 REFUSED = 0.2  # share of moves accepted: with less, nothing is known
 
 
@@ -26,6 +31,9 @@ class Diagnosis(NamedTuple):
     particles: int
     rows: int  # seen
     stored: int  # of them; the others are known by a surrogate
+    stein: float = math.nan  # Stein's discrepancy between draws and the density that is tracked, in standard errors
+    pareto: float = math.nan  # largest Pareto k, over the rows stored, of the weights that leave a row out
+    uneven: float = math.nan  # Kolmogorov's distance · √rows of predictions of rows, P(Y ≤ y), from uniform
 
     def concerns(self) -> list[str]:
         """Return what is wrong with the draws and what to do about it; nothing if they can be trusted."""
@@ -43,6 +51,11 @@ class Diagnosis(NamedTuple):
             found.append(
                 f"draws have not arrived (a mean or spread still changes by {self.travelled:.1f} standard errors): "
                 f"write hierarchies non-centred, or {nuts}."
+            )
+        elif self.stein > LARGEST_STEIN:
+            found.append(
+                f"draws do not have the density that is tracked (Stein's discrepancy is {self.stein:.1f} standard "
+                f"errors): {nuts}."
             )
         return found + concerns_of_weights(self.effective, self.particles)
 
@@ -68,3 +81,44 @@ def concerns_of_weights(effective: float, particles: int) -> list[str]:
     if effective >= FEWEST * particles:
         return []
     return [f"{effective:.0f} of {particles} particles carry the weight: take {4 * particles} particles."]
+
+
+@dataclass
+class Doubts:
+    """Diagnoses of a run, as `doubts` asks for them."""
+
+    diagnosis: Callable[[Any], Diagnosis]
+    due: int = field(default=FIRST_DOUBT)
+    said: bool = field(default=False)
+
+    def __call__(self, chunk: Any) -> dict[str, float] | None:
+        """Return the diagnosis if one is due, and warn of the first concerns."""
+        if chunk.round < self.due:
+            return None
+        while self.due <= chunk.round:
+            self.due *= 2
+        found = self.diagnosis(chunk.state)
+        concerns = found.concerns()
+        if concerns and not self.said:
+            self.said = True
+            about = f"after round {chunk.round} this may not be the posterior: {' '.join(concerns)}"
+            warnings.warn(about, UserWarning, stacklevel=2)
+        return {name: float(value) for name, value in found._asdict().items()}
+
+
+def doubts(sampler: Any) -> Doubts:
+    """Return a callback of `opvi.run` that diagnoses after 32, 64, 128, … rounds, and warns once.
+
+    A diagnosis costs about two steps, so that all of a run cost less than a tenth of its steps, however long it is.
+    What they said is in `history.callbacks`.
+
+    Args:
+        sampler: one with `diagnosis`, such as `opvi.tracker(target)` of up to 50 parameters. Give `opvi.run` the
+            callback and `every=32`.
+    """
+    if not hasattr(sampler, "diagnosis"):
+        raise TypeError(
+            f"a {type(sampler).__name__} has no `diagnosis`; `opvi.sl_opvi` has, which `opvi.tracker` picks for models "
+            "with up to 50 parameters."
+        )
+    return Doubts(sampler.diagnosis)

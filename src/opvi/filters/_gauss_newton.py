@@ -126,6 +126,10 @@ class GaussNewton(TargetSampler):
         past = past._replace(matrices=covariance.when(~good.all() & good.any(), replaced, past.matrices))
         return GaussNewtonState(moved[which], past, error, evidence, clock.round, clock.rows), info
 
+    def log_evidence(self, state: GaussNewtonState) -> float:
+        """Return `state.log_evidence`, log p(rows so far); with a half-life, the sum of log predictive densities."""
+        return float(state.log_evidence)
+
     def draws(self, state: State, key: Key, n: int) -> Particles:
         """Return n draws from the posterior: pick a particle, then draw from its covariance."""
         return _draws(self, state, key, checked_count(n))

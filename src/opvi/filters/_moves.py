@@ -7,6 +7,7 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 
+from opvi._steps import stand_ins
 from opvi.filters._covariance import exactly
 from opvi.filters._straight import Straight, linear, straight
 from opvi.filters._surrogates import Frame
@@ -30,6 +31,9 @@ LARGEST_OFF = 0.08  # of a mean or standard deviation, in standard deviations
 TRAVELLED = 4.0  # standard errors: larger changes are not chance
 LARGEST_CORRELATION = 0.95
 FARTHEST = 4.0  # standard deviations: those beyond count as this far
+STILL, OUTSIDE = 2.0, 3.0  # standard deviations: the range of a frozen chain at most, its distance at least
+THAWING = 2**20  # folded into keys: more than all moves
+FEW = 0.03  # share of the chains: if more have hardly moved, moves are slow, and those far outside may belong there
 
 
 class Arrival(NamedTuple):
@@ -59,6 +63,8 @@ class _Progress(NamedTuple):
     map: Straight  # from the chains' coordinates to parameters
     again: Array  # whether to fit it to where chains are now
     middle: Array  # [n, d]: where chains were about half as many moves ago
+    lowest: Array  # [n, d]: of all places so far
+    highest: Array
     moves: Array  # made so far
     due: Array  # moves after which to look at what chains remember
     looks: Array  # long ones
@@ -135,6 +141,13 @@ def moved(
         yes &= jnp.isfinite(u).all() & jnp.isfinite(jax.vmap(new.out)(u)[0]).all()
         return jax.tree.map(lambda a, b: jnp.where(yes, a, b), (new, chains._replace(u=u)), given)
 
+    def thawed(count: Array, of_chains: tuple[Array, ...]) -> tuple[Array, ...]:
+        """Return all that is known of chains, with others in place of those that are frozen."""
+        _, _, now, _, lowest, highest = of_chains
+        good = ~frozen_chains(now, highest - lowest, same)
+        which = stand_ins(jax.random.fold_in(jax.random.fold_in(key, THAWING), count), good)
+        return tuple(a[which] for a in of_chains)
+
     def body(at: _Progress) -> _Progress:
         fit = (at.moves[None] == jnp.array(FITTED, jnp.int32)).any() & (at.taken == 0) | at.again
         to, chains = jax.lax.cond(fit, refitted, lambda given: given, (at.map, at.chains))
@@ -143,7 +156,16 @@ def moved(
         x = jax.vmap(to.out)(chains.u)[0]
         now, made = own.into(x), at.moves + 1
         look = made == at.due
-        arrival = jax.lax.cond(look, lambda u: arrived(start, at.middle, u, same), lambda _: at.arrival, now)
+        lowest, highest = jnp.minimum(at.lowest, now), jnp.maximum(at.highest, now)
+        u, x, now, middle, lowest, highest = jax.lax.cond(
+            look & (made >= first),
+            thawed,
+            lambda _, given: given,
+            at.moves,
+            (chains.u, x, now, at.middle, lowest, highest),
+        )
+        chains = chains._replace(u=u)
+        arrival = jax.lax.cond(look, lambda u: arrived(start, middle, u, same), lambda _: at.arrival, now)
         soon = look & (made < first)
         wait = soon & _unsettled(arrival, n, SURE)
         more = look & ~soon & _unsettled(arrival, n) & (at.looks < MOST_LOOKS)
@@ -156,7 +178,9 @@ def moved(
             chains,
             to,
             more,
-            jnp.where(half, now, at.middle),
+            jnp.where(half, now, middle),
+            lowest,
+            highest,
             made,
             jnp.where(wait, first, jnp.where(more, at.due + LONG_MOVES, at.due)),
             at.looks + more.astype(jnp.int32),
@@ -178,7 +202,7 @@ def _at_first(start: Array, own: Frame, due: int, moves: int) -> _Progress:
     chains = _Chains(start, jnp.asarray(STEP * d**-0.25, kind))
     to, arrival = linear(own.centre, own.root, own.inverse), Arrival(zero, zero, zero)
     places = jnp.zeros((moves, n, d), kind)
-    return _Progress(chains, to, zero > 0, start, none, none + due, none, arrival, zero, none, places)
+    return _Progress(chains, to, zero > 0, start, start, start, none, none + due, none, arrival, zero, none, places)
 
 
 def _seen(log_density: Callable[[Array], Array], to: Straight) -> Callable[[Array], tuple[Array, Array]]:
@@ -189,6 +213,23 @@ def _seen(log_density: Callable[[Array], Array], to: Straight) -> Callable[[Arra
         return log_density(x) + volume
 
     return jax.vmap(jax.value_and_grad(value))
+
+
+def frozen_chains(now: Array, spans: Array, same: Array) -> Array:
+    """Return which chains, a few far outside, have hardly moved at all: they began where no trajectory leads away from.
+
+    A particle of a wide prior may be left in a place that is narrow and holds no mass, as far out as 7 standard
+    deviations. Of 400 chains, the four that begin there would add a third to a variance.
+
+    Args:
+        now: where chains are, `[n, d]`.
+        spans: the distance between the outermost places that each has been at, `[n, d]`.
+        same: weights `[n, n]` with which the chains of a mode are averaged.
+    """
+    off = now - same @ now
+    sd = jnp.sqrt(same @ off**2) + jnp.finfo(now.dtype).tiny ** 0.5
+    still, outside = (spans / sd).max(1) < STILL, (jnp.abs(off) / sd).max(1) > OUTSIDE
+    return still & outside & (still.mean() <= FEW)
 
 
 def remembered_limit(chains: int) -> float:

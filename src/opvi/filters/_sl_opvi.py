@@ -1,6 +1,7 @@
 r"""SL-OPVI: some rows are kept exactly, all others as a polynomial and in the weights of the kept rows."""
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from typing import NamedTuple
@@ -25,12 +26,15 @@ from opvi._steps import (
 )
 from opvi.filters._covariance import exactly
 from opvi.filters._diagnosis import Diagnosis, concerns_of_surrogates, concerns_of_weights
+from opvi.filters._evidence import DRAWS, Ratios, added, joined, log_mass, ratios, warn_if_uncertain
+from opvi.filters._measures import AtDraws, measured
 from opvi.filters._modes import large_modes
 from opvi.filters._moves import Moved, moved, remembered_limit
-from opvi.filters._surrogates import LARGEST_DEGREE, RIDGE, Polynomial, Surrogate, fit, frame, nothing
+from opvi.filters._pool import Pool, Weights, merged, reweighted
+from opvi.filters._surrogates import LARGEST_DEGREE, Frame, Polynomial, Surrogate, fit, frame, nothing
 from opvi.filters._whitening import Pace, Whitening, follow, some
 from opvi.flows.kernels import centred
-from opvi.predictive import Predictive
+from opvi.predictive import Normal, Predictive, StudentT
 from opvi.targets import Target, cast, check_batch
 from opvi.types import Array, Batch, Data, Key, Particles, Scalar, Seed, Start, State, Tree, as_key
 
@@ -42,16 +46,12 @@ CHAINS = 400  # of draws, at most
 FIRST_MOVES = 60  # of draws, before the first is taken; more where chains have not arrived
 APART = 3  # moves between two draws of a chain
 LOOK_CHAINS = 200  # of a diagnosis
-EARLY_LOOK, FIRST_LOOK, LOOK_MOVES = (
-    12,
-    40,
-    5,
-)  # its moves before those that are looked at (the first if sure), and those
+EARLY_LOOK, FIRST_LOOK = 6, 40  # its moves before those that are looked at; the first if sure
+LOOK_MOVES = 2  # that are looked at
 FEWEST_CHAINS = 100  # of draws, however few are wanted: with fewer, nothing is known of what they remember
 POINTS = 32  # at which what a surrogate misses is measured
+IMPOSSIBLE = 1e30  # nats: a log likelihood that is not finite counts as this far below
 BEYOND = 2.0  # times the largest squared distance of a particle: what surrogates are asked about at most
-
-Weights = Array | tuple[()]  # of the rows kept; () where none are
 
 
 class LinearisedState(NamedTuple):
@@ -65,14 +65,7 @@ class LinearisedState(NamedTuple):
     round: Array
     rows: Array
     lost: Array  # [d]: mean square of what the surrogate missed of rows gone, over the particles' variances of then
-
-
-class Pool(NamedTuple):
-    """Kept and new rows, largest weight first."""
-
-    data: Data
-    before: Array  # weights in the last round's posterior
-    after: Array  # and in this round's
+    constant: Array = math.nan  # type: ignore[assignment]  # [2]: what it lacks of their log likelihood, and rounding
 
 
 @dataclass(frozen=True)
@@ -89,12 +82,14 @@ class SLOPVI(TargetSampler):
         x = self.drawn(key, particles, at_least=2)
         zero = jnp.zeros((), jnp.int32)
         even = jnp.full(len(x), -math.log(len(x)), x.dtype)
-        if self.layout is None:
-            return LinearisedState(x, nothing(x, LARGEST_DEGREE), (), (), even, zero, zero, jnp.zeros_like(x[0]))
-        kept = blank_rows(self.layout, self.memory_rows, x.dtype)
-        return LinearisedState(
-            x, nothing(x, 2), kept, jnp.zeros(self.memory_rows, x.dtype), even, zero, zero, jnp.zeros_like(x[0])
-        )
+        kept: Data = ()
+        weight: Weights = ()
+        past = nothing(x, LARGEST_DEGREE if self.layout is None else 2)
+        if self.layout is not None:
+            kept = blank_rows(self.layout, self.memory_rows, x.dtype)
+            weight = jnp.zeros(self.memory_rows, x.dtype)
+        lost, constant = jnp.zeros_like(x[0]), jnp.zeros(2, x.dtype)
+        return LinearisedState(x, past, kept, weight, even, zero, zero, lost, constant)
 
     @compiled
     @exactly
@@ -133,10 +128,11 @@ class SLOPVI(TargetSampler):
         past, kept, weight = _absorb(self, key, x, W, before, pool)
         around = x[:: -(-len(x) // POINTS)]
         around = around + jax.random.normal(key, around.shape, x.dtype) @ W.back
-        missed = _missed(self, around, before, past, pool, weight)
+        missed, constant = _missed(self, around, before, past, pool, weight)
         missed = missed / jnp.maximum(jnp.var(x, 0), jnp.finfo(x.dtype).tiny)
         lost = jnp.nan_to_num(gamma**2 * state.lost + missed)  # of a row of 1e15 it would be infinite
-        new = LinearisedState(x, past, kept, weight, log_weights, clock.round, clock.rows, lost)
+        constant = added(jnp.where(_fitted(state.past), state.constant, 0), constant)
+        new = LinearisedState(x, past, kept, weight, log_weights, clock.round, clock.rows, lost, constant)
         new, finite = keep_if_finite(new, state, (x, past, weight), log_predictive)
         info = StepInfo(clock.rows, log_predictive, size, finite, predicted)
         return new._replace(round=clock.round, rows=clock.rows), info
@@ -156,6 +152,22 @@ class SLOPVI(TargetSampler):
     def diagnosis(self, state: LinearisedState, key: Seed = 0) -> Diagnosis:
         """Return how far the posterior can be trusted; `diagnosis.concerns()` says what to do where it cannot."""
         return _diagnosis(self, as_key(key), state)
+
+    def log_evidence(self, state: LinearisedState, key: Seed = 0) -> float:
+        r"""Return $\log p(\text{rows so far})$, in nats, from draws and the rows stored; it may be asked at any time.
+
+        Densities of rows must be normalised, and that of the prior too unless it is Gaussian. It is nan with a
+        half-life, because rows that fade have no such density, and where surrogates of rows that are gone miss too
+        much of them (`concerns(state)` says so).
+        """
+        if self.half_life is not None or concerns_of_surrogates(_lost(state), int(state.rows), _stored(state)):
+            return math.nan
+        one, two = jax.random.split(as_key(key))
+        draws = self.draws(state, one, DRAWS).reshape(-1, 2, CHAINS // 2, self.target.dim)
+        found = joined(_ratios(self, two, state, draws))
+        warn_if_uncertain(found)
+        gone = float(np.asarray(state.constant, float).sum()) if _fitted(state.past) else 0.0
+        return found.value + gone - log_mass(self.target)
 
     def concerns(self, state: LinearisedState) -> list[str]:
         """Return the concerns that can be found at no cost: rows represented by a surrogate, particles of no weight."""
@@ -211,12 +223,25 @@ def _moves(
     sampler: SLOPVI, chains: int, first: int, moves: int, key: Key, state: LinearisedState, early: int = 0
 ) -> Moved:
     """Return positions of chains that start at particles and move within what the sampler believes."""
-    target, x = sampler.target, state.particles
+    x = state.particles
     own = frame(x)
     which = dealt_by_weight(jnp.arange(len(x)), state.log_weights, jax.random.fold_in(key, 0), chains)
+    log_density = _believed(sampler, state, own)
+    same = large_modes(own.into(x))[which][:, which]
+    same = same / same.sum(1, keepdims=True)
+    return moved(jax.random.fold_in(key, 1), log_density, x[which], own, first, moves, same, early)
+
+
+def _fitted(past: Surrogate) -> Array:
+    """Return whether a surrogate stands for any rows."""
+    return jnp.stack([(leaf != 0).any() for leaf in past[1:]]).any()
+
+
+def _believed(sampler: SLOPVI, state: LinearisedState, own: Frame) -> Callable[[Array], Array]:
+    """Return the log density that is tracked, up to a constant."""
+    target, x = sampler.target, state.particles
     # A polynomial that stands for rows gone means nothing far from the particles it was fitted to.
-    fitted = jnp.stack([(leaf != 0).any() for leaf in state.past[1:]]).any()
-    far = jnp.where(fitted, BEYOND * (own.into(x) ** 2).sum(1).max(), jnp.inf)
+    far = jnp.where(_fitted(state.past), BEYOND * (own.into(x) ** 2).sum(1).max(), jnp.inf)
 
     def log_density(v: Array) -> Array:
         total = target.log_prior(target.unravel(v)) + state.past.value(v)
@@ -224,9 +249,14 @@ def _moves(
             total += jnp.where(state.weight > 0, _likelihood(target, v, state.kept), 0) @ state.weight
         return jnp.where((own.into(v) ** 2).sum() <= far, total, -jnp.inf)
 
-    same = large_modes(own.into(x))[which][:, which]
-    same = same / same.sum(1, keepdims=True)
-    return moved(jax.random.fold_in(key, 1), log_density, x[which], own, first, moves, same, early)
+    return log_density
+
+
+@partial(jax.jit, static_argnums=0)
+@exactly
+def _ratios(sampler: SLOPVI, key: Key, state: LinearisedState, draws: Particles) -> tuple[Ratios, Ratios]:
+    halves = jnp.moveaxis(draws, 1, 0).reshape(2, -1, draws.shape[-1])  # of the chains
+    return ratios(key, _believed(sampler, state, frame(state.particles)), halves)
 
 
 def _diagnosis(sampler: SLOPVI, key: Key, state: LinearisedState) -> Diagnosis:
@@ -250,7 +280,26 @@ def _diagnosis(sampler: SLOPVI, key: Key, state: LinearisedState) -> Diagnosis:
         particles=len(w),
         rows=int(state.rows),
         stored=_stored(state),
+        **measured(there.places[-1], _at_draws(sampler, state, there.places[-1])),
     )
+
+
+@partial(jax.jit, static_argnums=0)
+@exactly
+def _at_draws(sampler: SLOPVI, state: LinearisedState, x: Particles) -> AtDraws:
+    """Return what draws say of the density that is tracked and of the rows that are stored."""
+    target, kept = sampler.target, state.kept
+    score = jax.vmap(jax.grad(_believed(sampler, state, frame(state.particles))))(x)
+    if isinstance(state.weight, tuple):
+        return AtDraws(score, None, None, None)
+    stored, below = state.weight > 0, None
+    kept = jax.tree.map(lambda a: jnp.where(stored.reshape(-1, *[1] * (a.ndim - 1)), a, a[:1]), kept)
+    rows = jax.vmap(lambda v: _likelihood(target, v, kept))(x)
+    if target.predict is not None and isinstance(kept, tuple) and len(kept) == 2:
+        said = jax.vmap(lambda v: target.predict(target.unravel(v), kept[0]))(x)  # type: ignore[misc]
+        if isinstance(said, Normal | StudentT):
+            below = said.cdf(kept[1][None].astype(x.dtype)).mean(0)
+    return AtDraws(score, rows, below, stored)
 
 
 def _weights(state: LinearisedState) -> np.ndarray:
@@ -302,20 +351,24 @@ def _absorb(
     return past.trimmed(x), *stay
 
 
-def _missed(sampler: SLOPVI, x: Particles, before: Surrogate, after: Surrogate, pool: Pool, weight: Weights) -> Array:
-    """Return the mean squared change of the log density caused by replacing rows, at points around the particles."""
+def _missed(
+    sampler: SLOPVI, x: Particles, before: Surrogate, after: Surrogate, pool: Pool, weight: Weights
+) -> tuple[Array, Array]:
+    """Return the variance and mean of what replacing rows took off the log density, at points around the particles."""
     change = pool.after if isinstance(weight, tuple) else pool.after.at[: len(weight)].add(-weight)
 
     def error(v: Array) -> Array:
         rows = jnp.where(change == 0, 0, _likelihood(sampler.target, v, pool.data))
         return rows @ change + before.value(v) - after.value(v)
 
-    def size() -> Array:
+    def found() -> tuple[Array, Array]:
         errors = jax.vmap(error)(x)
-        return jnp.nan_to_num(jnp.nanvar(jnp.where(jnp.isfinite(errors), errors, jnp.nan)))
+        errors = jnp.where(jnp.isfinite(errors), errors, jnp.nan)
+        mean = jnp.nan_to_num(jnp.nanmean(errors), nan=-IMPOSSIBLE).clip(-IMPOSSIBLE, IMPOSSIBLE)
+        return jnp.nan_to_num(jnp.nanvar(errors)), mean
 
-    leaving = (pool.after[sampler.memory_rows :] > 0).any()
-    return jax.lax.cond(leaving, size, lambda: jnp.zeros((), x.dtype))
+    leaving, zero = (pool.after[sampler.memory_rows :] > 0).any(), jnp.zeros((), x.dtype)
+    return jax.lax.cond(leaving, found, lambda: (zero, zero))
 
 
 def _weighed(target: Target, x: Particles, rows: Pool) -> Array:
@@ -328,32 +381,3 @@ def _possible(values: Array) -> Array:
     known = jnp.isfinite(values)
     lowest = jnp.where(known, values, jnp.inf).min(0, keepdims=True)
     return jnp.where(known, values, jnp.where(jnp.isfinite(lowest), lowest, 0))
-
-
-def reweighted(basis: Array, weight: Array, values: Array) -> Array:
-    r"""Return weights $w + \Delta \ge 0$ with basis·Δ ≈ values and the least $\sum \Delta^2 / w$; zeros stay."""
-    G = (basis * weight[None]) @ basis.T
-    ridge = RIDGE * jnp.trace(G) + jnp.finfo(G.dtype).tiny ** 0.5
-    multipliers = jnp.linalg.solve(G + ridge * jnp.eye(len(G), dtype=G.dtype), values)
-    return jnp.maximum(weight * (1 + basis.T @ multipliers), 0)
-
-
-def merged(batch: Batch, kept: Data, weight: Weights, gamma: Array) -> Pool:
-    """Return one pool of rows, largest weight first; of equal weights, kept rows before new ones."""
-    data = new = batch.data
-    before, after = jnp.zeros_like(batch.weight), batch.weight
-    if not isinstance(weight, tuple):
-        # Labels may come as any kind of number; one that is not whole was refused by the likelihood before.
-        data = jax.tree.map(lambda a, b: b.astype(a.dtype), kept, data)
-        new = data
-        data = jax.tree.map(lambda a, b: jnp.concatenate([a, b]), kept, data)
-        before = jnp.concatenate([weight, before])
-        after = jnp.concatenate([gamma * weight, after])
-    order = jnp.argsort(-after, stable=True)
-    before, after = before[order], after[order]
-
-    def sort(a: Array, new: Array) -> Array:
-        # Places that hold nothing repeat a row of the batch: no log or division then meets an invented value.
-        return jnp.where((after > 0).reshape(-1, *[1] * (a.ndim - 1)), a[order], new[:1])
-
-    return Pool(jax.tree.map(sort, data, new), before, after)

@@ -79,6 +79,11 @@ class Wrapper(Unforked):
         return partial(_passed, self.sampler.concerns)  # type: ignore[attr-defined]
 
     @property
+    def log_evidence(self) -> Callable[..., object]:
+        """The sampler's log density of the rows so far. Missing, as an attribute, where the sampler lacks it."""
+        return partial(_passed, self.sampler.log_evidence)  # type: ignore[attr-defined]
+
+    @property
     def relearn(self) -> Callable[[Key, Wrapped, Batch], Wrapped]:
         """Learn from rows seen before: parameters only. Missing, as an attribute, where the sampler lacks it."""
         return partial(_relearn, self.sampler.relearn)  # type: ignore[attr-defined]
