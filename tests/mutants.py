@@ -78,8 +78,8 @@ MUTANTS = [
     Mutant(
         "gates: what the process says of columns is not heard",
         "src/opvi/tracking/_gates.py",
-        "push += judged[1] *",
-        "push += 0 *",
+        "push -= vanished *",
+        "push -= 0 *",
         "tests/tracking/test_gates.py",
     ),
     Mutant(

@@ -125,19 +125,22 @@ def test_settings_climb_the_marginal_likelihood():
     begin = processes.start(3, jnp.float32).settings[0]
     assert evidence(process.settings[0]) > evidence(begin) + 100
 
-    clear, trust = processes.judged(process)
-    assert clear[0] > 1
-    assert 0.95 < trust / processes.share(process) < 1  # little is noise
-    early = process._replace(counts=process.counts.at[1].set(processes.JUDGED - 1))
-    assert processes.judged(early)[1] == 0
-    long = process._replace(settings=process.settings.at[0, 1:3].set(0.5 * np.log(3) + processes.LONG))
-    assert processes.judged(long)[0][1:].max() < 0
+    usual, long = (
+        process._replace(settings=process.settings.at[0, 1:3].set(0.5 * np.log(3) + u)) for u in (1, processes.LONG)
+    )
+    assert processes.vanished(usual).max() == 0
+    surely = processes.vanished(long)
+    assert surely[0] == 0
+    assert 0.95 < surely[1:].min() / processes.share(process) <= surely.max() / processes.share(process) < 1
+    still = long._replace(scale=flat._replace(sd=flat.sd.at[1].set(0)))
+    np.testing.assert_array_equal(processes.vanished(still) > 0, [False, False, True])
+    early = long._replace(counts=process.counts.at[1].set(processes.JUDGED - 1))
+    assert processes.vanished(early).max() == 0
     straight = long._replace(alpha=process.alpha + 10 * process.points[:, 1])  # a slope that needs no length
-    assert processes.judged(straight)[0][1] > 1 > 0 > processes.judged(straight)[0][2]
-    noisy = process._replace(settings=process.settings.at[0, 4].set(3.0))  # in which no column can be seen to help
-    assert processes.judged(noisy)[0].max() < 0
-    assert processes.judged(noisy)[1] == 0
-    assert processes.judged(process, 3) is None
+    assert processes.vanished(straight)[1] == 0 < processes.vanished(straight)[2]
+    noisy = long._replace(settings=long.settings.at[0, 4].set(3.0))  # in which no column can be seen to help
+    assert processes.vanished(noisy).max() == 0
+    assert processes.vanished(process, 3) is None
 
 
 def test_columns_that_have_not_moved_have_long_lengths():

@@ -4,7 +4,7 @@ Let $g_j = z_j\, \partial f / \partial z_j$ be what column j adds to a predictio
 $\sum e g_j$ is 0 for a column whose part is right, and $-\sum g_j^2$ for one that adds nothing but noise. The factor
 follows the regression of e on $g_j$, and returns when the column begins to help. A column that errors correlate with,
 or with its square, does not fade and returns: networks need many rows to learn from it. While rows are few, a Gaussian
-process (`_process`) knows better which of many columns help, and its word counts by its share.
+process (`_process`) knows better which of many columns do not help, and those fade.
 """
 
 from typing import NamedTuple
@@ -26,7 +26,7 @@ FEW = 10  # columns: in narrower tables one only fades if predictions are better
 FEW_TOLERANCE = 0.5  # half of its part may be too much: with more, predictions without it are better
 FEW_CLEAR = 1.0  # standard deviations by which they must be
 FEW_SMALLEST = 0.2
-FASTER = 3.0  # times as fast as factors change by errors, by what a Gaussian process says
+FASTER = 3.0  # times as fast as by errors, columns fade that do not help a Gaussian process
 CAUTION = 1.0  # squared errors that a column's part must add up to before it is judged
 
 
@@ -68,7 +68,7 @@ def update(
     error: Array,
     weight: Array,
     patient: bool = False,
-    judged: tuple[Array, Scalar] | None = None,
+    vanished: Array | None = None,
 ) -> Gates:
     """Return the factors after a batch.
 
@@ -79,7 +79,7 @@ def update(
         error: the errors of the predictions.
         weight: the weights of the rows.
         patient: whether more of a column's part may be too much, because networks begin again when it has faded.
-        judged: what a Gaussian process says of more than FEW columns, positive for those that help, and its share.
+        vanished: how surely columns do not help, by a Gaussian process, from 0 to 1.
     """
     rows = weight.sum()
     share = rows / USUAL_ROWS
@@ -94,8 +94,8 @@ def update(
     clear = jnp.maximum(jnp.abs(linear), jnp.abs(bent)) > CLEAR * jnp.sqrt(squared)
     down = _down(slope, product, square, squared / jnp.maximum(seen, 1), patient)
     push = jnp.clip(jnp.maximum(slope, 0) + down, -1, 1)
-    if judged is not None:
-        push += judged[1] * (FASTER * jnp.clip(judged[0], -1, 1) - push)
+    if vanished is not None:
+        push -= vanished * (FASTER + push)
     push = jnp.where(clear, 1, push)
     smallest = FEW_SMALLEST if len(slope) <= FEW else SMALLEST
     factor = jnp.clip(gates.factor * jnp.exp(RATE * share * push), smallest, 1)

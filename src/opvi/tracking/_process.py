@@ -46,6 +46,7 @@ MEMORY = 0.95  # of the squared errors behind g, for 20 rows
 RIDGE = 5.0  # usual squared errors: pulls g towards a half
 LARGEST = 5.0  # times the usual error: what a row may say about g
 JUDGED = 180  # rows from which on it can tell which columns help
+VANISHED = 2.0  # logarithm of a length, in units of √F, from which on a column does not help by the bent part
 USEFUL = 0.002  # of the variance of y: a column that explains more helps
 LEFT = 0.25  # of the variance of y: if so much is noise to it, columns may help in ways that it cannot see
 DOUBT = 12.0  # variances of a straight slope, that are added to that
@@ -109,20 +110,21 @@ def share(process: Process) -> Scalar:
     return jnp.where(process.counts[1] > 0, best, 0)
 
 
-def judged(process: Process | None, above: int = 0) -> tuple[Array, Scalar] | None:
-    r"""Return how clearly each of more than `above` columns helps, below 0 if it does not, and how far to trust that.
+def vanished(process: Process | None, above: int = 0) -> Array | None:
+    r"""Return how surely each of more than `above` columns does not help, from 0 to 1.
 
-    Column j explains about $s / \ell_j^2$ of the variance of y by the bent part, and by the straight part its slope
-    squared.
+    Its length must be long, and its straight slope, whose square is the share of the variance of y that it explains,
+    small. That counts less where networks predict better, or where much is noise to the process.
     """
     if process is None or process.points.shape[1] <= above:
         return None
     columns, fitted = process.points.shape[1], process.counts[1]
-    length, (s, noise, v) = process.settings[0, :columns], jnp.exp(process.settings[0, columns:])
+    u, (_, noise, v) = process.settings[0, :columns] - 0.5 * math.log(columns), jnp.exp(process.settings[0, columns:])
     straight = v / columns * (process.alpha @ process.points)
     least = USEFUL + DOUBT * noise / jnp.clip(fitted.astype(noise.dtype), 1, ROWS)
     trust = jnp.where(fitted >= JUDGED, share(process), 0) * jnp.maximum(1 - noise / LEFT, 0)
-    return jnp.log((s * jnp.exp(-2 * length) + straight**2) / least), trust
+    known = (u > VANISHED) & (process.scale.sd[:-1] > 0)  # a column that has not moved yet has not been seen
+    return trust * jnp.where(known, jnp.clip(jnp.log(least / (straight**2 + 1e-9)), 0, 1), 0)
 
 
 def beside(process: Process | None, scale: Scale, x: Array) -> Beside | None:

@@ -226,7 +226,7 @@ def _learn_chunk(
         remembered = state.memory, recalled, rows, state.scale, known.error, begun
         state = state._replace(memory=memories.learn(*remembered, *kept))
     if state.gates is not None:
-        seated, said = state.seats is not None, processes.judged(state.process, gates.FEW)
+        seated, said = state.seats is not None, processes.vanished(state.process, gates.FEW)
         state = state._replace(gates=gates.update(state.gates, z, z * slope, target - own, scored, seated, said))
     state = learn_errors(state, seen.mean, one, scores, (depends, target, learnt), found.trust, begun, before)
     if state.pace is not None:
