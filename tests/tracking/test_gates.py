@@ -8,7 +8,7 @@ import pytest
 import opvi
 from opvi.tracking import _gates as gates
 
-UPDATE = jax.jit(gates.update)
+UPDATE = jax.jit(gates.update, static_argnums=5)
 
 
 def after(state, rounds, noisy, rng):
@@ -40,6 +40,14 @@ def test_of_few_columns_one_stays_of_whose_part_less_than_half_is_noise(columns,
     state = after(gates.start(columns, jnp.float32), 60, 0.4, np.random.default_rng(0))
     assert (float(state.factor[1]) < 0.5) == fades
     assert fades or float(state.factor[1]) == 1
+
+
+def test_columns_that_a_process_knows_not_to_help_fade_and_others_stay():
+    surely = jnp.asarray(np.resize([1.0, 0.5, 0.0], gates.FEW + 1), jnp.float32)
+    nothing, error = jnp.zeros((20, gates.FEW + 1)), jnp.asarray(np.resize([1.0, -1.0], 20), jnp.float32)
+    begin = gates.start(gates.FEW + 1, jnp.float32)
+    state = UPDATE(begin, nothing, nothing, error, jnp.ones(20), False, surely)
+    np.testing.assert_allclose(state.factor, np.exp(-gates.RATE * gates.FASTER * surely), rtol=1e-5)
 
 
 def test_of_few_columns_one_stays_that_chance_may_have_made_look_bad():

@@ -27,8 +27,8 @@ Z, T = (X - [0, 5, 2]) / [1, 10, 0.1], (Y - 3) / 2
 @pytest.fixture
 def as_they_are(monkeypatch):
     """Settings stay as they are."""
-    monkeypatch.setattr(processes, "MANY_STEPS", 0)
-    monkeypatch.setattr(processes, "FEW_STEPS", 0)
+    for name in ("MANY_STEPS", "FEW_STEPS", "FEWEST_STEPS"):
+        monkeypatch.setattr(processes, name, 0)
     jax.clear_caches()
     yield
     jax.clear_caches()
@@ -124,6 +124,59 @@ def test_settings_climb_the_marginal_likelihood():
 
     begin = processes.start(3, jnp.float32).settings[0]
     assert evidence(process.settings[0]) > evidence(begin) + 100
+
+    usual, long = (
+        process._replace(settings=process.settings.at[0, 1:3].set(0.5 * np.log(3) + u)) for u in (1, processes.LONG)
+    )
+    assert processes.vanished(usual).max() == 0
+    surely = processes.vanished(long)
+    assert surely[0] == 0
+    assert 0.95 < surely[1:].min() / processes.share(process) <= surely.max() / processes.share(process) < 1
+    still = long._replace(scale=flat._replace(sd=flat.sd.at[1].set(0)))
+    np.testing.assert_array_equal(processes.vanished(still) > 0, [False, False, True])
+    early = long._replace(counts=process.counts.at[1].set(processes.JUDGED - 1))
+    assert processes.vanished(early).max() == 0
+    straight = long._replace(alpha=process.alpha + 10 * process.points[:, 1])  # a slope that needs no length
+    assert processes.vanished(straight)[1] == 0 < processes.vanished(straight)[2]
+    noisy = long._replace(settings=long.settings.at[0, 4].set(3.0))  # in which no column can be seen to help
+    assert processes.vanished(noisy).max() == 0
+    assert processes.vanished(process, 3) is None
+
+
+def test_columns_that_have_not_moved_have_long_lengths():
+    still = SCALE._replace(sd=SCALE.sd.at[1].set(0))
+    process = processes.start(3, jnp.float32)
+    rows = tuple(jnp.asarray(a[:20], jnp.float32) for a in (X, Y, np.ones(60)))
+    lengths = [learn(process, scale, rows, None).settings[0, 1] - 0.5 * np.log(3) for scale in (still, SCALE)]
+    assert lengths[1] < lengths[0] == pytest.approx(processes.LONG)
+
+
+def test_all_rows_teach_the_settings():
+    many = tuple(np.resize(a, (processes.ROWS, *a.shape[1:])) for a in (X, Y))
+    process = taught(*many, batch=128)._replace(counts=jnp.asarray([processes.ROWS, 0]))
+    mixed = process.rows[processes.TAUGHT :, -2][::-1]  # targets of other rows: noise
+    late = process._replace(rows=process.rows.at[processes.TAUGHT :, -2].set(mixed))
+    none = jnp.zeros((128, 3)), jnp.zeros(128), jnp.zeros(128)
+    one, two = (learn(p, SCALE, none, None).settings[0] for p in (process, late))
+    assert np.abs(one - two).max() > 0.05
+
+
+@pytest.mark.parametrize("columns", [processes.HELP, 25])
+def test_a_length_is_usual_or_long_and_the_other_columns_say_how_likely_that_is(columns):
+    """Of 25 columns, 15 are thought not to help, which counts for 10 columns, and 10 have shown it."""
+    prior = processes._prior(columns, jnp.float32)
+    off = np.where(np.arange(columns) % 5 < 2, processes.LONG + 1, RNG.normal(0, 0.1, columns))
+    settings = prior[0] + jnp.asarray([*off, 0.3, -1.0, 2.0], jnp.float32)
+    long = (6.0 + 10.0) / 35 if columns > processes.HELP else 0.0
+
+    def density(u):
+        usual, other = (jnp.exp(-((u - middle) ** 2) / 2) for middle in (0, processes.LONG))
+        return -jnp.log((1 - long) * usual + long * other)
+
+    wanted = jax.vmap(jax.grad(density))(jnp.asarray(off, jnp.float32))
+    found = processes._pull(settings, prior)
+    np.testing.assert_allclose(found[:columns], wanted, atol=0.02)
+    np.testing.assert_allclose(found[columns:], np.array([0.3, -1, 2]) / processes.SPREAD**2, rtol=1e-5)
 
 
 def test_slopes_are_those_of_the_covariance():

@@ -3,10 +3,12 @@ r"""A Gaussian process over the last rows: it learns from tens of rows what netw
 $$k(a, b) = s \Big(1 + \tfrac14 \sum_j (a_j - b_j)^2 / \ell_j^2\Big)^{-2} + \frac{v}{F} a^\top b + c, \qquad
   p(x) = k(x, X) (K + \sigma^2 / w)^{-1} y$$
 
-Its settings $\ell, s, \sigma^2, v$ climb the marginal likelihood, a few steps whenever a tenth more rows have come. The
-networks' mean m becomes $m + g (p - m)$, with the g in [0, 1] that would have served the last rows best, each predicted
-before it was learnt. While there are few rows, or few since a jump, g is near 1; networks that have seen thousands make
-it 0. Rows are kept as they came, so nothing changes with the units of the networks.
+Its settings $\ell, s, \sigma^2, v$ climb the marginal likelihood, a few steps whenever a tenth more rows have come. Of
+many columns, one either helps, and has a length of about $\sqrt F$, or it does not, and has one of about $e^3 \sqrt F$;
+how many do not is learnt. One that has been constant so far begins with the long one. The networks' mean m becomes
+$m + g (p - m)$, with the g in [0, 1] that would have served the last rows best, each predicted before it was learnt.
+While there are few rows, or few since a jump, g is near 1; networks that have seen thousands make it 0. Rows are kept
+as they came, so nothing changes with the units of the networks.
 """
 
 import math
@@ -14,7 +16,6 @@ from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 
 from opvi._factors import diagonal, root_inverse
 from opvi.filters._covariance import when
@@ -26,21 +27,29 @@ from opvi.types import Array, Scalar
 
 ROWS = 512  # the last ones, that it is fitted to
 MANY = 1 << 30  # rows from which on the count begins again half-way, before it overflows
-TAUGHT = 256  # of them, that the settings are learnt from
+TAUGHT = 256  # of them, that a step of the settings is learnt from
 WIDEST = 64  # columns
 EVERY, SELDOM = 100.0, 400.0  # rows, at most, until it is fitted again: after a tenth more, 20 at least
 UNUSED = 0.05  # g below which it is fitted seldom
-MANY_STEPS, FEW_STEPS, FEW_ROWS = 12, 2, 200  # of the settings, at each fit: up to this number of rows, and later
-RATE = 0.1  # of a step, in logarithms
+MANY_STEPS, FEW_STEPS, FEWEST_STEPS = 8, 4, 2  # of the settings, at each fit
+FEW_ROWS, MORE_ROWS = 200, 1000  # up to which there are many of them, and few
+RATE = 0.2  # of a step, in logarithms
 DECAY = (0.8, 0.95)  # of the means of slopes and of their squares
 CONSTANT = 0.1  # c
 USUAL = (1.0, 0.1, 0.3)  # s, σ², v: the middle of their priors
-SPREAD = 1.8  # of the logarithms of these three, in their priors; that of the lengths is 1, around √F
+SPREAD = 1.8  # of the logarithms of these three, in their priors; that of the lengths is 1
+LONG = 3.0  # logarithm of the length of a column that does not help, in units of √F; the largest is the same
+HELP = 10  # columns; of more, the rest is thought not to help, as if that had been seen in so many columns
 LARGEST_SIZE = 4.0  # of s: sums of larger numbers that nearly cancel would lose their digits
 SMALLEST_NOISE = 3e-4  # of the variance of y: with less, rounding would show
 MEMORY = 0.95  # of the squared errors behind g, for 20 rows
 RIDGE = 5.0  # usual squared errors: pulls g towards a half
 LARGEST = 5.0  # times the usual error: what a row may say about g
+JUDGED = 180  # rows from which on it can tell which columns help
+VANISHED = 2.0  # logarithm of a length, in units of √F, from which on a column does not help by the bent part
+USEFUL = 0.002  # of the variance of y: a column that explains more helps
+LEFT = 0.25  # of the variance of y: if so much is noise to it, columns may help in ways that it cannot see
+DOUBT = 12.0  # variances of a straight slope, that are added to that
 
 
 class Process(NamedTuple):
@@ -79,11 +88,43 @@ def _prior(columns: int, dtype: jnp.dtype) -> Array:
     return jnp.asarray([middle, [1.0] * columns + [SPREAD**-2] * 3], dtype)
 
 
+def _pull(settings: Array, prior: Array) -> Array:
+    r"""Return the slope of minus the logarithm of the settings' prior.
+
+    A length's logarithm u, from that of √F, has density $(1 - \pi) N(0, 1) + \pi N(L, 1)$; its slope is $u - L r$ with
+    r the probability that the column does not help. π is learnt from all columns, and 0 where they are few.
+    """
+    off, columns = settings - prior[0], len(settings) - 3
+    if columns <= HELP:
+        return prior[1] * off
+    apart = LONG * (off[:columns] - LONG / 2)
+    useless = (HELP * (1 - HELP / columns) + jax.nn.sigmoid(apart).sum()) / (HELP + columns)
+    vanishes = jax.nn.sigmoid(apart + jnp.log(useless / (1 - useless)))
+    return prior[1] * off - LONG * jnp.pad(vanishes, (0, 3))
+
+
 def share(process: Process) -> Scalar:
     """Return g; 0 while nothing is fitted."""
     own, both, its = process.errors
     best = jnp.clip((own - both + RIDGE) / (own + its - 2 * both + 2 * RIDGE), 0, 1)
     return jnp.where(process.counts[1] > 0, best, 0)
+
+
+def vanished(process: Process | None, above: int = 0) -> Array | None:
+    r"""Return how surely each of more than `above` columns does not help, from 0 to 1.
+
+    Its length must be long, and its straight slope, whose square is the share of the variance of y that it explains,
+    small. That counts less where networks predict better, or where much is noise to the process.
+    """
+    if process is None or process.points.shape[1] <= above:
+        return None
+    columns, fitted = process.points.shape[1], process.counts[1]
+    u, (_, noise, v) = process.settings[0, :columns] - 0.5 * math.log(columns), jnp.exp(process.settings[0, columns:])
+    straight = v / columns * (process.alpha @ process.points)
+    least = USEFUL + DOUBT * noise / jnp.clip(fitted.astype(noise.dtype), 1, ROWS)
+    trust = jnp.where(fitted >= JUDGED, share(process), 0) * jnp.maximum(1 - noise / LEFT, 0)
+    known = (u > VANISHED) & (process.scale.sd[:-1] > 0)  # a column that has not moved yet has not been seen
+    return trust * jnp.where(known, jnp.clip(jnp.log(least / (straight**2 + 1e-9)), 0, 1), 0)
 
 
 def beside(process: Process | None, scale: Scale, x: Array) -> Beside | None:
@@ -198,31 +239,36 @@ def _fitted(process: Process, scale: Scale, half_life: float | None) -> Process:
     if half_life is not None:
         age = ((seen - 1 - jnp.arange(ROWS, dtype=jnp.int32)) % ROWS).astype(dtype)
         weight = weight * jnp.exp2(-age / half_life)
-    prior = _prior(columns, dtype)
-    most = np.where(np.arange(columns + 3) == columns, math.log(LARGEST_SIZE), np.inf).astype(dtype)
+    known, prior = jnp.concatenate([z, y[:, None], weight[:, None]], 1), _prior(columns, dtype)
+    longest = 0.5 * math.log(columns) + LONG
+    most = jnp.asarray([longest] * columns + [math.log(LARGEST_SIZE), math.inf, math.inf], dtype)
 
-    def factored(settings: Array, count: int) -> tuple[Array, Array, Array, Array]:
-        bend, line = _parts(settings, z[:count], z[:count])
-        some = here[:count]
-        noise = jnp.where(some, _noise(settings) / jnp.maximum(weight[:count], 1e-3), 1)
+    def factored(settings: Array, rows: Array) -> tuple[Array, Array, Array, Array]:
+        (z, y, weight), some = (rows[:, :columns], *rows.T[columns:]), here[: len(rows)]
+        bend, line = _parts(settings, z, z)
+        noise = jnp.where(some, _noise(settings) / jnp.maximum(weight, 1e-3), 1)
         K = jnp.where(some[:, None] & some[None], bend[1] + line, 0) + jnp.diag(noise)
         root = root_inverse(K)
-        return root, root.T @ (root @ y[:count]), *bend
+        return root, root.T @ (root @ y), *bend
 
-    def climb(_: Array, carry: tuple[Array, Scalar]) -> tuple[Array, Scalar]:
+    def climb(i: Array, carry: tuple[Array, Scalar]) -> tuple[Array, Scalar]:
         (now, slope, square), steps = carry
-        root, alpha, inner, bent = factored(now, TAUGHT)
+        first = (i & 1) * jnp.clip(seen - TAUGHT, 0, ROWS - TAUGHT)  # all rows in two turns
+        rows = jax.lax.dynamic_slice_in_dim(known, first, TAUGHT)
+        root, alpha, inner, bent = factored(now, rows)
         G = jnp.where(here[:TAUGHT, None] & here[None, :TAUGHT], root.T @ root - alpha[:, None] * alpha[None], 0) / 2
-        down = _slopes(now, G, inner * bent, bent, z[:TAUGHT], weight[:TAUGHT]) + prior[1] * (now - prior[0])
+        down = _slopes(now, G, inner * bent, bent, rows[:, :columns], rows[:, -1]) + _pull(now, prior)
         steps, (a, b) = steps + 1, DECAY
         slope, square = a * slope + (1 - a) * down, b * square + (1 - b) * down**2
         move = RATE * slope / (1 - a**steps) / (jnp.sqrt(square / (1 - b**steps)) + 1e-3)
         new = jnp.stack([jnp.minimum(now - move, most), slope, square])
         return jnp.where(jnp.isfinite(new).all(), new, carry[0]), steps
 
-    count = jnp.where(seen <= FEW_ROWS, MANY_STEPS, FEW_STEPS)
+    count = jnp.where(seen <= FEW_ROWS, MANY_STEPS, jnp.where(seen <= MORE_ROWS, FEW_STEPS, FEWEST_STEPS))
     settings, steps = jax.lax.fori_loop(0, count, climb, (process.settings, process.steps))
-    root, alpha, *_ = factored(settings[0], ROWS)
+    lengths = jnp.where(scale.sd[:-1] > 0, settings[0, :columns], longest)
+    settings = settings.at[0, :columns].set(lengths)
+    root, alpha, *_ = factored(settings[0], known)
     good = jnp.isfinite(alpha).all()
     return process._replace(
         counts=jnp.stack([seen, jnp.where(good, seen, 0)]),

@@ -226,8 +226,8 @@ def _learn_chunk(
         remembered = state.memory, recalled, rows, state.scale, known.error, begun
         state = state._replace(memory=memories.learn(*remembered, *kept))
     if state.gates is not None:
-        judged = state.gates, z, z * slope, target - own, scored, state.seats is not None
-        state = state._replace(gates=gates.update(*judged))
+        seated, said = state.seats is not None, processes.vanished(state.process, gates.FEW)
+        state = state._replace(gates=gates.update(state.gates, z, z * slope, target - own, scored, seated, said))
     state = learn_errors(state, seen.mean, one, scores, (depends, target, learnt), found.trust, begun, before)
     if state.pace is not None:
         move = own - known.weights @ means(sampler, state.trail, z, state.seats)
