@@ -201,28 +201,41 @@ def _fitted(process: Process, scale: Scale, half_life: float | None) -> Process:
     prior = _prior(columns, dtype)
     most = np.where(np.arange(columns + 3) == columns, math.log(LARGEST_SIZE), np.inf).astype(dtype)
 
-    def factored(settings: Array, count: int) -> tuple[Array, Array, Array, Array]:
-        bend, line = _parts(settings, z[:count], z[:count])
-        some = here[:count]
-        noise = jnp.where(some, _noise(settings) / jnp.maximum(weight[:count], 1e-3), 1)
-        K = jnp.where(some[:, None] & some[None], bend[1] + line, 0) + jnp.diag(noise)
-        root = root_inverse(K)
-        return root, root.T @ (root @ y[:count]), *bend
+    def between(settings: Array, a: slice, b: slice) -> tuple[Array, Array, Array]:
+        bend, line = _parts(settings, z[a], z[b])
+        return jnp.where(here[a, None] & here[None, b], bend[1] + line, 0), *bend
 
-    def climb(_: Array, carry: tuple[Array, Scalar]) -> tuple[Array, Scalar]:
-        (now, slope, square), steps = carry
-        root, alpha, inner, bent = factored(now, TAUGHT)
-        G = jnp.where(here[:TAUGHT, None] & here[None, :TAUGHT], root.T @ root - alpha[:, None] * alpha[None], 0) / 2
-        down = _slopes(now, G, inner * bent, bent, z[:TAUGHT], weight[:TAUGHT]) + prior[1] * (now - prior[0])
-        steps, (a, b) = steps + 1, DECAY
+    def noisy(settings: Array, K: Array, some: slice) -> Array:
+        return K + jnp.diag(jnp.where(here[some], _noise(settings) / jnp.maximum(weight[some], 1e-3), 1))
+
+    def climb(turn: Array, carry: tuple[Array, Scalar, Array]) -> tuple[Array, Scalar, Array]:
+        """Factor the first half, and then, except in the last turn, move the settings."""
+        (now, slope, square), steps, _ = carry
+        K, inner, bent = between(now, first, first)
+        root = root_inverse(noisy(now, K, first))
+        alpha = root.T @ (root @ y[first])
+        G = jnp.where(here[first, None] & here[None, first], root.T @ root - alpha[:, None] * alpha[None], 0) / 2
+        down = _slopes(now, G, inner * bent, bent, z[first], weight[first]) + prior[1] * (now - prior[0])
+        more, (a, b) = steps + 1, DECAY
         slope, square = a * slope + (1 - a) * down, b * square + (1 - b) * down**2
-        move = RATE * slope / (1 - a**steps) / (jnp.sqrt(square / (1 - b**steps)) + 1e-3)
+        move = RATE * slope / (1 - a**more) / (jnp.sqrt(square / (1 - b**more)) + 1e-3)
         new = jnp.stack([jnp.minimum(now - move, most), slope, square])
-        return jnp.where(jnp.isfinite(new).all(), new, carry[0]), steps
+        moves = turn < count
+        return jnp.where(moves & jnp.isfinite(new).all(), new, carry[0]), jnp.where(moves, more, steps), root
 
+    def whole(root: Array) -> Array:
+        """Factor the second half, given the first."""
+        W = root[first, first]
+        A = between(settings[0], second, first)[0] @ W.T
+        below = root_inverse(noisy(settings[0], between(settings[0], second, second)[0], second) - A @ A.T)
+        return jnp.concatenate([root[first], jnp.concatenate([-(below @ A) @ W, below], 1)])
+
+    first, second = slice(TAUGHT), slice(TAUGHT, ROWS)
     count = jnp.where(seen <= FEW_ROWS, MANY_STEPS, FEW_STEPS)
-    settings, steps = jax.lax.fori_loop(0, count, climb, (process.settings, process.steps))
-    root, alpha, *_ = factored(settings[0], ROWS)
+    begin = process.settings, process.steps, process.root[first, first]
+    settings, steps, root = jax.lax.fori_loop(0, count + 1, climb, begin)
+    root = when(seen > TAUGHT, whole, jnp.pad(root, (0, ROWS - TAUGHT)))
+    alpha = root.T @ (root @ y)
     good = jnp.isfinite(alpha).all()
     return process._replace(
         counts=jnp.stack([seen, jnp.where(good, seen, 0)]),
