@@ -44,7 +44,8 @@ class RowByRow:
         state: where to resume; the sampler's usual start if omitted.
     """
 
-    first: Engine | None = None
+    first: Engine | None = None  # a copy of the models, until they are ready
+    copied = 0  # of the rows that wait, what it has learnt
 
     def __init__(self, sampler: Any, key: Seed, *, state: State | None = None):
         own = None if state is None else jax.tree.map(_copied, state)  # which is overwritten

@@ -10,7 +10,6 @@ import jax
 import numpy as np
 
 from opvi._forks import refuse_forked
-from opvi.predictive import Predictive
 from opvi.running._engine import Engine, program
 from opvi.running._rows import as_rows
 from opvi.types import Array, ArrayLike, Batch, Data, Info, Key, Sampler, Tree
