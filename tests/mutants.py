@@ -76,6 +76,34 @@ MUTANTS = [
         "tests/filters/test_diagnosis.py",
     ),
     Mutant(
+        "process: rows after the first 256 do not count",
+        "src/opvi/tracking/_process.py",
+        "when(seen > TAUGHT, whole,",
+        "when(seen > ROWS, whole,",
+        "tests/tracking/test_process.py -k oldest",
+    ),
+    Mutant(
+        "process: settings move in the turn that only factors",
+        "src/opvi/tracking/_process.py",
+        "moves = turn < count",
+        "moves = turn <= count",
+        "tests/tracking/test_process.py -k scikit",
+    ),
+    Mutant(
+        "row by row: a copy learns first rows again that it has learnt",
+        "src/opvi/running/_row_by_row.py",
+        "new = self.waiting[self.copied :]",
+        "new = self.waiting",
+        "tests/running/test_row_by_row.py -k copy",
+    ),
+    Mutant(
+        "seeds: JAX's offset of all of them is not heeded",
+        "src/opvi/types.py",
+        " and not said.get(SEED_OFFSET)",
+        "",
+        "tests/test_values.py -k offset",
+    ),
+    Mutant(
         "draws: the map's volume does not count",
         "src/opvi/filters/_straight.py",
         "jnp.exp(s) * v)), s.sum()",
@@ -181,7 +209,7 @@ MUTANTS = [
     Mutant(
         "process: rows' weights do not count",
         "src/opvi/tracking/_process.py",
-        "_noise(settings) / jnp.maximum(weight[:count], 1e-3), 1)",
+        "_noise(settings) / jnp.maximum(weight[some], 1e-3), 1)",
         "_noise(settings), 1)",
         "tests/tracking/test_process.py",
     ),

@@ -13,7 +13,7 @@ import pytest
 import opvi
 from opvi import filters, flows, schedules, targets, tracking
 from opvi.flows import fields, kernels
-from opvi.types import as_key
+from opvi.types import SEED_OFFSET, as_key
 
 NETWORK = opvi.mlp(2, (3,), activation=jnp.tanh, prior_variance=None)
 FEW = opvi.linear_regression(2)
@@ -191,6 +191,17 @@ def test_a_seed_is_the_key_that_jax_makes_of_it(seed):
     key = as_key(seed)
     assert key.dtype == jax.random.key(seed).dtype
     assert (jax.random.key_data(key) == jax.random.key_data(jax.random.key(seed))).all()
+
+
+def test_an_offset_of_all_seeds_is_heeded():
+    plain, before = jax.random.key_data(as_key(3)), jax.config.values[SEED_OFFSET]
+    jax.config.update(SEED_OFFSET, 5)
+    try:
+        key = jax.random.key_data(as_key(3))
+        assert (key == jax.random.key_data(jax.random.key(3))).all()
+        assert (key != plain).any()
+    finally:
+        jax.config.update(SEED_OFFSET, before)
 
 
 def test_a_seed_is_a_key_of_the_usual_kind():

@@ -31,6 +31,7 @@ def watch(monkeypatch, seen):
             seen(function.__name__, quick, given)
             return real(function, settings, quick)(*given)
 
+        call.ready = real(function, settings, quick).ready
         return real(function, settings, quick) if function is engine.begun else call
 
     monkeypatch.setattr(engine, "program", watched)
@@ -299,3 +300,30 @@ def test_a_sampler_that_keeps_rows_is_plain_data():
     plain = plainly(kept)
     assert json.loads(json.dumps(plain)) == plain
     assert from_plain(plain) == kept
+
+
+def test_programs_are_there_before_the_first_of_them_runs_and_memory_is_given_back(monkeypatch, sampler, rows):
+    real, seen, given = engine.program, [], []
+
+    class Watched:
+        def __init__(self, *how):
+            self.run, self.quick = real(*how), how[2]
+
+        def __call__(self, *arguments):
+            seen.append(("run", self.quick))
+            return self.run(*arguments)
+
+        def ready(self, *arguments):
+            seen.append(("ready", self.quick))
+
+    monkeypatch.setattr(engine, "give_back", lambda: given.append(None))
+    monkeypatch.setattr(engine, "kept_in", lambda: True)
+    made = engine.Engine(sampler, KEY, quick=40)
+    monkeypatch.setattr(engine, "program", Watched)
+    made.feed(first(rows, 20 * (engine.LONG_ROUNDS - 1)))
+    assert seen == [("ready", True), ("ready", False), ("run", True), ("run", False)]
+    made.feed(first(rows, 20 * (engine.LONG_ROUNDS - 1)))
+    assert seen[4:] == [("run", False)]
+    assert not given
+    made.feed(first(rows, 20 * engine.LONG_ROUNDS))
+    assert len(given) == 1

@@ -75,6 +75,47 @@ def test_predictions_know_of_rows_that_wait(fed):
 
 
 @pytest.mark.slow
+def test_a_copy_learns_the_first_rows_and_last_layers_those_in_between():
+    made, (X, y), learnt = RowByRow(SAMPLER, 0), rows(20), []
+    for at in range(19):
+        made.feed((X[at : at + 1], y[at : at + 1]))
+        learnt.append(int(made.first.state.rows))
+        assert int(made.state.rows) == at + 1
+    assert learnt == [1, 2, 3, 3, 5, 5, 5, 8, 8, 8, 8, *[12] * 6, 18, 18]
+    older = RowByRow.__new__(RowByRow)  # as an older opvi pickled it
+    older.__setstate__({"whole": made.whole, "ahead": made.first, "waiting": made.waiting})
+    assert older.first is made.first
+    assert len(older.engines) == 3
+    older.feed((X[19:], y[19:]))
+    assert older.first is None
+    assert int(older.state.rows) == 20
+
+
+@pytest.mark.slow
+def test_a_row_is_looked_at_once_and_answered_as_many_are(fed):
+    one, other = pickle.loads(fed), pickle.loads(fed)
+    X, y = rows(4, seed=3)
+    together = one.ask(X, Predictive.mean)
+    np.testing.assert_allclose(one.ask(X[:1], Predictive.mean), together[:1], rtol=1e-4)  # the process cancels digits
+    other.ask(X[1:2], Predictive.mean)  # another row
+    for made in (one, other):
+        made.feed((X[:1], y[:1]))
+    assert same(one.state, other.state)
+    assert not np.array_equal(one.ask(X[:1], Predictive.mean), together[:1])
+
+
+@pytest.mark.slow
+def test_a_row_that_is_not_finite_teaches_nothing(fed):
+    made, (X, y) = pickle.loads(fed), rows(1)
+    particles, remembered = np.array(made.state.particles), int(made.state.memory.seen)
+    for x, target in ((X * np.nan, y), (X, y * np.inf)):
+        made.ahead.feed((x, target), None)
+        assert np.array_equal(made.state.particles, particles)
+        assert int(made.state.memory.seen) == remembered
+    assert np.isfinite(made.ask(X, Predictive.mean)).all()
+
+
+@pytest.mark.slow
 def test_what_errors_taught_outlives_the_batch(fed):
     made = pickle.loads(fed)
     scale = made.state.scale

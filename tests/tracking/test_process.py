@@ -73,12 +73,12 @@ def test_rows_fade_by_the_half_life_and_batches_make_no_difference(as_they_are):
         np.testing.assert_allclose(said.mean, mean, atol=1e-4)
 
 
-def test_the_oldest_rows_are_replaced_and_rows_without_weight_are_not_kept(as_they_are):
-    count = processes.ROWS + 100
+@pytest.mark.parametrize("count", [processes.TAUGHT + 40, processes.ROWS + 100])
+def test_the_oldest_rows_are_replaced_and_rows_without_weight_are_not_kept(as_they_are, count):
     x = np.tile(X, (11, 1))[:count] + 0.01 * RNG.normal(size=(count, 3))
     y, weight = np.tile(Y, 11)[:count], np.ones(count)
-    weight[300] = 0
-    kept = np.delete(np.arange(count), 300)[-processes.ROWS :]
+    weight[200] = 0
+    kept = np.delete(np.arange(count), 200)[-processes.ROWS :]
     z = (x - [0, 5, 2]) / [1, 10, 0.1]
     mean, _ = exact(z[kept], (y[kept] - 3) / 2, NOISE, (ASKED - [0, 5, 2]) / [1, 10, 0.1])
     process = taught(x, y, weight)

@@ -12,13 +12,13 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from opvi._cpu import compiler_options, one_blas_thread
+from opvi._cpu import compiler_options, give_back, one_blas_thread
 from opvi._forks import refuse_forked
 from opvi.predictive import Predictive
 from opvi.running._kept import Program
 from opvi.running._learners import one_learner, without_mark
 from opvi.running._plain import from_plain, plainly
-from opvi.running._programs import keep_programs
+from opvi.running._programs import keep_programs, kept_in
 from opvi.running._rows import as_rows, cut, joined, padded, row_count, size_of, taken, weights
 from opvi.types import Array, ArrayLike, Batch, Data, Info, Key, Sampler, Seed, State, Tree, as_key
 
@@ -27,10 +27,9 @@ CHUNK_ROUNDS = 64  # at most; fewer are padded to as many, and the program stops
 ASK_ROWS = 16  # asked about at once
 ASK_ROUNDS = 64
 LONE_ROWS = 50  # that are learnt as padded batches
-ALONE = (
-    Predictive.mean,
-    Predictive.probabilities,
-)  # often the only question: without what others need it compiles sooner
+LONG_ROUNDS = 16  # after which memory is given back: to ask for it again takes little beside them
+# Often the only question, which compiles sooner without what others need:
+ALONE = Predictive.mean, Predictive.probabilities
 
 Record = Callable[[Tree, Tree, Batch], Tree]  # a pure function of (state, info, batch)
 Watcher = Callable[[Tree, Tree, Batch], Tree]  # of the states before and after a round, and its batch
@@ -121,9 +120,7 @@ def told(
 
 
 @cache
-def program(
-    function: Callable[..., Tree], settings: int, quick: bool, in_place: int | None = None
-) -> Callable[..., Tree]:
+def program(function: Callable[..., Tree], settings: int, quick: bool, in_place: int | None = None) -> Program:
     """Compile a function whose first arguments are settings, as the engine does; one argument may be overwritten."""
     return Program(function, settings, compiler_options(quick, function in (answer, foreseen, told)), in_place)
 
@@ -216,14 +213,22 @@ class Engine:
     def learn(self, batches: Batch) -> Info:
         """Learn stacked batches `[rounds, rows, ...]`; return the sampler's Info, leaves `[rounds, ...]`."""
         state, infos = self.state, []
+        chunks = list(self._chunks(batches))
+        where = (4,) if self.in_place else ()
+        learners = {quick: program(advanced, 3, quick, *where) for _, _, quick in chunks}
+        if len(learners) > 1 and kept_in() is not None:  # to load or to compile takes memory: while there is one state
+            for chunk, count, quick in (chunks[0], chunks[-1]):
+                learners[quick].ready(self.sampler, None, (), self.key, state, chunk, np.int32(count))
         with one_blas_thread():
-            for chunk, count, quick in self._chunks(batches):
-                learn = program(advanced, 3, quick, 4) if self.in_place else program(advanced, 3, quick)
+            for chunk, count, quick in chunks:
+                learn = learners[quick]
                 state, (info, _, _) = learn(self.sampler, None, (), self.key, state, chunk, np.int32(count))
                 self.state = state if self.in_place else self.state  # the old one is gone
                 infos.append((info, count))
             told = joined([taken(_on_host(info), slice(count)) for info, count in infos])
         self.state = state
+        if len(batches.weight) >= LONG_ROUNDS:
+            give_back()  # what a loop took, and the old state
         return told
 
     @one_learner

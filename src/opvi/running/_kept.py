@@ -37,6 +37,7 @@ SQUEEZED = 1  # of zlib's levels: the others take longer and gain a fifth
 SWITCHES = ("jax_default_matmul_precision", "jax_enable_x64", "jax_default_device")  # others change no program of ours
 HIT = "/jax/compilation_cache/cache_hits"
 LATEST = "jax_persistent_cache_min_compile_time_secs"
+LINES = "jax_traceback_in_locations_limit"
 
 Options = dict[str, int | bool | str]  # of the compiler
 
@@ -74,6 +75,10 @@ class Program:
         """Return the function's result."""
         if kept_in() is None:
             return self._jitted(*arguments)
+        return self.ready(*arguments)(*arguments[self.settings :])
+
+    def ready(self, *arguments: Tree) -> Callable[..., Tree]:
+        """Return the program for arguments of these shapes, without those that are settings; nothing is run."""
         settings, arrays = arguments[: self.settings], arguments[self.settings :]
         leaves, tree = jax.tree.flatten(arrays)
         shapes = tuple([(leaf.shape, leaf.dtype) for leaf in leaves])
@@ -81,7 +86,7 @@ class Program:
         found = self._found.get(known)
         if found is None:
             found = self._found.setdefault(known, self._made(settings, arrays))
-        return found(*arrays)
+        return found
 
     def _made(self, settings: tuple[Hashable, ...], arrays: tuple[Tree, ...]) -> Callable[..., Tree]:
         """Return the program for arrays of these shapes: from disk, or compiled now and kept for others."""
@@ -93,7 +98,7 @@ class Program:
             return found
         _listen()
         began, found_before = time.monotonic(), len(_found_by_jax)
-        with _compiling, _not_kept_twice():
+        with _compiling, _set(LATEST, 1e9), _set(LINES, 0), uncollected():  # not kept twice; without lines of sources
             lowered = self._jitted.lower(*settings, *arrays)
             give_back()  # what is free now is not needed beside what the compiler takes
             compiled = lowered.compile()
@@ -130,15 +135,14 @@ def uncollected() -> Iterator[None]:
 
 
 @contextmanager
-def _not_kept_twice() -> Iterator[None]:
-    """Within this block JAX does not write what it compiles to its own cache."""
-    before = jax.config.values[LATEST]
-    jax.config.update(LATEST, 1e9)
+def _set(name: str, value: float) -> Iterator[None]:
+    """Within this block JAX has another setting."""
+    before = jax.config.values[name]
+    jax.config.update(name, value)
     try:
-        with uncollected():
-            yield
+        yield
     finally:
-        jax.config.update(LATEST, before)
+        jax.config.update(name, before)
 
 
 def place(

@@ -11,9 +11,10 @@ from opvi.running._engine import Engine, program
 from opvi.running._learners import one_learner, without_mark
 from opvi.running._rows import joined, row_count, taken
 from opvi.running._single import Single
-from opvi.types import Array, ArrayLike, Data, Info, Sampler, Seed, State, Tree
+from opvi.types import Array, ArrayLike, Data, Sampler, Seed, State, Tree
 
 USUAL = 20  # rows of a batch
+MORE = 0.5  # times the first rows: after so many new ones, a copy of the models learns them
 
 
 def followed(between: Any, state: Tree, before: Tree) -> Tree:
@@ -25,7 +26,7 @@ def _copied(leaf: Array) -> Array:
     return jax.device_put(np.array(leaf))
 
 
-def _never(info: Tree) -> bool:
+def _never(probability: Array | None) -> bool:
     return False
 
 
@@ -34,7 +35,8 @@ class RowByRow:
 
     Predictions know of every row. The models after a batch are those of `Engine`, bit for bit, unless a jump is found:
     then the rows that wait are learnt one by one. Unlike an `Engine`, it may not be asked while it learns. Until the
-    first batch is full, a copy of the models learns each row, unless single rows can do without.
+    first batch is full, a copy of the models learns the first rows: each of the first three, then whenever there are
+    half as many again. Single rows can do without where `between` is ready from the start.
 
     Args:
         sampler: what learns batches; its `between` learns single rows.
@@ -42,17 +44,20 @@ class RowByRow:
         state: where to resume; the sampler's usual start if omitted.
     """
 
+    first: Engine | None = None  # a copy of the models, until they are ready
+    copied = 0  # of the rows that wait, what it has learnt
+
     def __init__(self, sampler: Any, key: Seed, *, state: State | None = None):
-        own = [None if state is None else jax.tree.map(_copied, state) for _ in range(2)]  # which are overwritten
-        self.whole, first = (Engine(sampler, key, batch=USUAL, state=one, in_place=True) for one in own)
-        self.ahead: Engine | Single = first
+        own = None if state is None else jax.tree.map(_copied, state)  # which is overwritten
+        self.whole = Engine(sampler, key, batch=USUAL, state=own, in_place=True)
         self.waiting: list[tuple[Data, ArrayLike]] = []  # rows and their weights, fewer than a batch
+        self.ahead: Single
         self._follow()
 
     @property
-    def engines(self) -> tuple[Engine, Engine | Single]:
-        """Both engines."""
-        return self.whole, self.ahead
+    def engines(self) -> tuple[Engine | Single, ...]:
+        """What learns batches, what learns single rows, and at first a copy of the models."""
+        return (self.whole, self.ahead) if self.first is None else (self.whole, self.ahead, self.first)
 
     @property
     def sampler(self) -> Sampler:
@@ -70,18 +75,23 @@ class RowByRow:
         for at in range(row_count(data)):
             one = slice(at, at + 1)
             row, count = taken(data, one), None if weight is None else taken(weight, one)
-            info = self._learn(row, count)
-            self.waiting.append((row, np.ones(1, np.float32) if count is None else count))
+            odds = self._learn(row, np.ones(1, np.float32) if count is None else count)
             if len(self.waiting) == USUAL:
                 self.settle()
-            elif info is not None and getattr(self.sampler, "startled", _never)(info):
+            elif self.first is None and getattr(self.sampler, "startled", _never)(odds):
                 self.settle(1)
 
-    def _learn(self, row: Data, count: ArrayLike | None) -> Info | None:
-        """Learn a row at once; return the Info, if there is one."""
-        if isinstance(self.ahead, Single):
+    def _learn(self, row: Data, count: ArrayLike) -> Array | None:
+        """Learn a row at once; return how probable a jump is, if that is known."""
+        self.waiting.append((row, count))
+        if self.first is None:
             return self.ahead.feed(row, count)
-        self.ahead.feed(row, count, last=True)
+        new = self.waiting[self.copied :]
+        if len(new) < MORE * int(self.first.state.rows):
+            return self.ahead.feed(row, count)
+        self.first.feed(*joined(new), last=True)
+        self.copied = len(self.waiting)
+        self.ahead = self._following(self.first.state, None)
         return None
 
     def settle(self, size: int = USUAL) -> None:
@@ -97,22 +107,32 @@ class RowByRow:
 
     def ask(self, x: Tree, what: Callable[..., Tree], *static: Hashable) -> Tree:
         """Apply a function to the predictive at some rows, as `Engine.ask` does."""
-        if isinstance(self.ahead, Single):
-            return self.ahead.ask(x, what, *static)
-        between = self.whole.sampler.between  # type: ignore[attr-defined]  # so that there is one program for answers
-        state = program(followed, 1, False, 2)(between, self.ahead.state, None)
-        return Single(between, self.ahead.key, state).ask(x, what, *static)
+        return self.ahead.ask(x, what, *static)
 
     def _follow(self) -> None:
-        """Let single rows be learnt by what whole models have learnt, as soon as they are ready."""
+        """Let single rows be learnt by what whole models have learnt; a copy learns them until these are ready."""
+        whole = self.whole
+        ready = whole.sampler.between.ready(whole.state)  # type: ignore[attr-defined]
+        known = ready and self.first is None and hasattr(self, "ahead")
+        before = self.ahead.state if known else None
+        self.first, self.copied = None, 0
+        if not ready:
+            state = jax.tree.map(_copied, whole.state)
+            self.first = Engine(whole.sampler, whole.key, batch=USUAL, state=state, in_place=True)
+        self.ahead = self._following(whole.state, before)
+
+    def _following(self, state: Tree, before: Tree) -> Single:
+        """Return what learns single rows, after models in this state; `before` learnt the rows before."""
         between = self.whole.sampler.between  # type: ignore[attr-defined]
-        if between.ready(self.whole.state):
-            before = self.ahead.state if self.ahead.sampler == between else None
-            if hasattr(between, "look"):  # what it holds is shared, not copied
-                state = between.follow(self.whole.state, before)
-            else:
-                state = program(followed, 1, False, 2)(between, self.whole.state, before)
-            self.ahead = Single(between, self.whole.key, state)
+        if between.shares:
+            return Single(between, self.whole.key, between.follow(state, before))
+        return Single(between, self.whole.key, program(followed, 1, False, 2)(between, state, before))
 
     def __getstate__(self) -> dict[str, Any]:
         return without_mark(self.__dict__)
+
+    def __setstate__(self, held: dict[str, Any]) -> None:
+        self.__dict__.update(held)
+        if isinstance(self.ahead, Engine):  # of an older opvi, before the first batch was full
+            self.first, self.copied = self.ahead, len(self.waiting)
+            self.ahead = self._following(self.first.state, None)

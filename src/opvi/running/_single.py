@@ -10,7 +10,6 @@ import jax
 import numpy as np
 
 from opvi._forks import refuse_forked
-from opvi.predictive import Predictive
 from opvi.running._engine import Engine, program
 from opvi.running._rows import as_rows
 from opvi.types import Array, ArrayLike, Batch, Data, Info, Key, Sampler, Tree
@@ -19,26 +18,26 @@ from opvi.types import Array, ArrayLike, Batch, Data, Info, Key, Sampler, Tree
 class Looks(Protocol):
     """A sampler whose look at a row both answers a question and teaches."""
 
+    answers: Callable[..., Array]  # which question, of those that a predictive answers
+    lasting: str  # the part of a state that rows do not change
+    shares: bool  # whether a state shares arrays with others, and so must not be overwritten
+
     def look(self, state: Tree, x: Array) -> tuple[Tree, Array]:
-        """Return what is said of rows, and their probabilities."""
+        """Return what is said of rows, and the answer."""
 
     def teach(self, key: Key, state: Tree, row: Batch, looked: Tree) -> tuple[Tree, Info]:
         """Learn a row, given what `look` returned."""
 
 
 def looked(sampler: Looks, state: Tree, x: Array) -> tuple[Tree, Array]:
-    """Return what `sampler.look` says of a row, and its probabilities."""
+    """Return what `sampler.look` says of a row, and its answer."""
     return sampler.look(state, x)
 
 
-def taught(sampler: Looks, key: Key, state: Tree, data: Data, weight: Array, seen: Tree) -> Tree:
-    """Return the state after a row that was looked at."""
-    return sampler.teach(key, state, Batch(data, weight), seen)[0]
-
-
-def stepped(sampler: Sampler, key: Key, state: Tree, data: Data, weight: Array) -> tuple[Tree, Info]:
-    """Return the state after a row, and the step's Info."""
-    return sampler.step(key, state, Batch(data, weight))
+def taught(sampler: Looks, key: Key, state: Tree, data: Data, weight: Array, seen: Tree) -> tuple[Tree, Array | None]:
+    """Return the state after a row that was looked at, and how probable a jump is, if the sampler says that."""
+    state, info = sampler.teach(key, state, Batch(data, weight), seen)
+    return state, getattr(info, "probability", None)
 
 
 def said(sampler: Sampler, what: Callable[..., Tree], static: tuple[Hashable, ...], state: Tree, x: Array) -> Tree:
@@ -49,11 +48,11 @@ def said(sampler: Sampler, what: Callable[..., Tree], static: tuple[Hashable, ..
 class Single:
     """A sampler that learns one row per call. Unlike an `Engine`, it may not be asked while it learns.
 
-    A sampler with `look` and `teach` looks at a row when it is asked about it, and not again when it is learnt; its
-    state has `held`, which rows do not change. The state of any other is overwritten by the next row.
+    It looks at a row when it is asked about it, and not again when it is learnt. Unless its sampler
+    shares its state with others, that is overwritten by the next row, apart from what rows do not change.
 
     Args:
-        sampler: what learns.
+        sampler: what learns, and has `look` and `teach`.
         key: a JAX key.
         state: where to begin.
     """
@@ -62,7 +61,6 @@ class Single:
         self.sampler, self.key = sampler, key
         self.state = state
         self._dtype = np.dtype(state.moments.mean.dtype)
-        self._looks = hasattr(sampler, "look")
 
     @property
     def state(self) -> Tree:
@@ -74,18 +72,16 @@ class Single:
         self._state = state
         self._seen: tuple[bytes, Tree] | None = None  # the row looked at last, and what it said
 
-    def feed(self, data: Data, weight: ArrayLike | None) -> Info | None:
-        """Learn from one row `(x, y)`; return the Info if a row is not looked at first."""
+    def feed(self, data: Data, weight: ArrayLike | None) -> Array | None:
+        """Learn from one row `(x, y)`; return how probable a jump is, if the sampler says that."""
         data = as_rows(data, self._dtype)
         count = np.ones(1, self._dtype) if weight is None else np.asarray(weight, self._dtype)
-        state = self._state
-        if self._looks:
-            seen = self._look(data[0])
-            new = program(taught, 1, False)(self.sampler, self.key, state._replace(held=None), data, count, seen)
-            self._state, self._seen = new._replace(held=state.held), None
-            return None
-        self._state, info = program(stepped, 1, False, 2)(self.sampler, self.key, state, data, count)
-        return info
+        state, part = self._state, self.sampler.lasting
+        seen, lasting = self._look(data[0]), getattr(state, part)
+        teach = program(taught, 1, False, None if self.sampler.shares else 2)
+        new, probability = teach(self.sampler, self.key, state._replace(**{part: None}), data, count, seen)
+        self._state, self._seen = new._replace(**{part: lasting}), None
+        return probability
 
     def ask(self, x: Tree, what: Callable[..., Tree], *static: Hashable) -> Tree:
         """Apply a function to the predictive at some rows, as `Engine.ask` does."""
@@ -93,7 +89,7 @@ class Single:
         x = as_rows(x, self._dtype)
         if len(x) > 1:
             return self.engine().ask(x, what, *static)
-        if self._looks and what is Predictive.probabilities:
+        if what is self.sampler.answers:
             return np.asarray(self._look(x)[1])
         found = program(said, 3, False)(self.sampler, what, static, self._state, x)
         return jax.tree.map(np.asarray, found)

@@ -10,8 +10,9 @@ learn each row predict better.
 A row is looked at once: what the trackers say of it is both the answer to a question and what the row teaches.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, NamedTuple, cast
+from typing import Any, ClassVar, NamedTuple, cast
 
 import jax
 import jax.numpy as jnp
@@ -64,6 +65,10 @@ class BetweenState(NamedTuple):
 @dataclass(frozen=True)
 class ClassifierBetween(Classifier):
     """Settings of a classifier whose networks do not learn."""
+
+    answers: ClassVar[Callable[..., Array]] = staticmethod(Predictive.probabilities)  # what `look` answers
+    lasting: ClassVar[str] = "held"  # of a state: what only batches change
+    shares: ClassVar[bool] = True  # whether its states share arrays with those of whole networks
 
     def ready(self, state: ClassifierState) -> bool:
         """Return True: linear filters and the memory learn from the first row on."""

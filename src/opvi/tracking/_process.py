@@ -240,35 +240,51 @@ def _fitted(process: Process, scale: Scale, half_life: float | None) -> Process:
         age = ((seen - 1 - jnp.arange(ROWS, dtype=jnp.int32)) % ROWS).astype(dtype)
         weight = weight * jnp.exp2(-age / half_life)
     known, prior = jnp.concatenate([z, y[:, None], weight[:, None]], 1), _prior(columns, dtype)
-    longest = 0.5 * math.log(columns) + LONG
+    longest, free = 0.5 * math.log(columns) + LONG, jnp.full(3, -jnp.inf, dtype)
+    least = jnp.concatenate([jnp.where(scale.sd[:-1] > 0, -jnp.inf, longest), free])  # of columns that have not moved
     most = jnp.asarray([longest] * columns + [math.log(LARGEST_SIZE), math.inf, math.inf], dtype)
 
-    def factored(settings: Array, rows: Array) -> tuple[Array, Array, Array, Array]:
-        (z, y, weight), some = (rows[:, :columns], *rows.T[columns:]), here[: len(rows)]
-        bend, line = _parts(settings, z, z)
-        noise = jnp.where(some, _noise(settings) / jnp.maximum(weight, 1e-3), 1)
-        K = jnp.where(some[:, None] & some[None], bend[1] + line, 0) + jnp.diag(noise)
-        root = root_inverse(K)
-        return root, root.T @ (root @ y), *bend
+    def between(settings: Array, a: Array, b: Array, some: tuple[Array, Array]) -> tuple[Array, Array, Array]:
+        bend, line = _parts(settings, a[:, :columns], b[:, :columns])
+        return jnp.where(some[0][:, None] & some[1][None], bend[1] + line, 0), *bend
 
-    def climb(i: Array, carry: tuple[Array, Scalar]) -> tuple[Array, Scalar]:
-        (now, slope, square), steps = carry
-        first = (i & 1) * jnp.clip(seen - TAUGHT, 0, ROWS - TAUGHT)  # all rows in two turns
-        rows = jax.lax.dynamic_slice_in_dim(known, first, TAUGHT)
-        root, alpha, inner, bent = factored(now, rows)
-        G = jnp.where(here[:TAUGHT, None] & here[None, :TAUGHT], root.T @ root - alpha[:, None] * alpha[None], 0) / 2
+    def noisy(settings: Array, K: Array, rows: Array, some: Array) -> Array:
+        return K + jnp.diag(jnp.where(some, _noise(settings) / jnp.maximum(rows[:, -1], 1e-3), 1))
+
+    def climb(turn: Array, carry: tuple[Array, Scalar, Array]) -> tuple[Array, Scalar, Array]:
+        """Factor one half of the rows, the first and the last in turn, and move the settings.
+
+        In the turn after the last, only factor the first half.
+        """
+        (now, slope, square), steps, _ = carry
+        moves = turn < count
+        at = jnp.where(moves, turn & 1, 0) * jnp.clip(seen - TAUGHT, 0, ROWS - TAUGHT)
+        rows, some = jax.lax.dynamic_slice_in_dim(known, at, TAUGHT), here[:TAUGHT]
+        K, inner, bent = between(now, rows, rows, (some, some))
+        root = root_inverse(noisy(now, K, rows, some))
+        alpha = root.T @ (root @ rows[:, columns])
+        G = jnp.where(some[:, None] & some[None], root.T @ root - alpha[:, None] * alpha[None], 0) / 2
         down = _slopes(now, G, inner * bent, bent, rows[:, :columns], rows[:, -1]) + _pull(now, prior)
-        steps, (a, b) = steps + 1, DECAY
+        more, (a, b) = steps + 1, DECAY
         slope, square = a * slope + (1 - a) * down, b * square + (1 - b) * down**2
-        move = RATE * slope / (1 - a**steps) / (jnp.sqrt(square / (1 - b**steps)) + 1e-3)
-        new = jnp.stack([jnp.minimum(now - move, most), slope, square])
-        return jnp.where(jnp.isfinite(new).all(), new, carry[0]), steps
+        move = RATE * slope / (1 - a**more) / (jnp.sqrt(square / (1 - b**more)) + 1e-3)
+        new = jnp.stack([jnp.clip(now - move, least, most), slope, square])
+        return jnp.where(moves & jnp.isfinite(new).all(), new, carry[0]), jnp.where(moves, more, steps), root
+
+    def whole(root: Array) -> Array:
+        """Factor the second half, given the first."""
+        (first, some), (second, others) = (known[:TAUGHT], here[:TAUGHT]), (known[TAUGHT:], here[TAUGHT:])
+        W = root[:TAUGHT, :TAUGHT]
+        A = between(settings[0], second, first, (others, some))[0] @ W.T
+        K = noisy(settings[0], between(settings[0], second, second, (others, others))[0], second, others)
+        below = root_inverse(K - A @ A.T)
+        return jnp.concatenate([root[:TAUGHT], jnp.concatenate([-(below @ A) @ W, below], 1)])
 
     count = jnp.where(seen <= FEW_ROWS, MANY_STEPS, jnp.where(seen <= MORE_ROWS, FEW_STEPS, FEWEST_STEPS))
-    settings, steps = jax.lax.fori_loop(0, count, climb, (process.settings, process.steps))
-    lengths = jnp.where(scale.sd[:-1] > 0, settings[0, :columns], longest)
-    settings = settings.at[0, :columns].set(lengths)
-    root, alpha, *_ = factored(settings[0], known)
+    begin = process.settings, process.steps, process.root[:TAUGHT, :TAUGHT]
+    settings, steps, root = jax.lax.fori_loop(0, count + 1, climb, begin)
+    root = when(seen > TAUGHT, whole, jnp.pad(root, (0, ROWS - TAUGHT)))
+    alpha = root.T @ (root @ y)
     good = jnp.isfinite(alpha).all()
     return process._replace(
         counts=jnp.stack([seen, jnp.where(good, seen, 0)]),

@@ -8,9 +8,10 @@ Half of the last layers have the covariance that whole networks give them, and f
 is too large; the other half keep one of their own, of all rows so far. The weights of the networks decide.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any
+from typing import Any, ClassVar, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -18,6 +19,7 @@ import numpy as np
 
 from opvi._steps import compiled, root_mean_square, tick
 from opvi.filters._covariance import Blocks, Covariance, exactly
+from opvi.predictive import Predictive
 from opvi.targets import cast
 from opvi.tracking import _calibration as calibration
 from opvi.tracking import _chunks as chunks
@@ -29,7 +31,7 @@ from opvi.tracking import _pace as pacing
 from opvi.tracking import _process as processes
 from opvi.tracking import _regressor_learning as learning
 from opvi.tracking import _scaling as scaling
-from opvi.tracking._calibration import USUAL_ROWS
+from opvi.tracking._calibration import USUAL_ROWS, Combined
 from opvi.tracking._regressor import Regressor
 from opvi.tracking._regressor_jumps import jump_odds
 from opvi.tracking._regressor_types import RegressorInfo, RegressorState, whole_blocks
@@ -39,9 +41,24 @@ from opvi.types import Array, Batch, Key, Predicted
 RESET = 0.5  # fewer rounds known than before, in batches of the usual size: a jump was found
 
 
+class Looked(NamedTuple):
+    """What is predicted for some rows, and how it depends on the last layers."""
+
+    z: Array  # the rows, standardised
+    seen: learning.Linearised
+    recalled: memories.Recalled | None
+    plain: Combined  # without the rows remembered
+    one: Combined
+    depends: Array  # what the sizes of errors may depend on
+
+
 @dataclass(frozen=True)
 class RegressorBetween(Regressor):
     """Settings of a regressor of whose networks only the last layers learn."""
+
+    answers: ClassVar[Callable[..., Array]] = staticmethod(Predictive.mean)  # what `look` answers
+    lasting: ClassVar[str] = "process"  # of a state: what only batches change
+    shares: ClassVar[bool] = False  # whether its states share arrays with those of whole networks
 
     @cached_property
     def blocks(self) -> Blocks:
@@ -77,20 +94,41 @@ class RegressorBetween(Regressor):
         kept = jax.tree.map(lambda a, b: jnp.where(jumped, a, b), _from_errors(state), _from_errors(mine))
         return state._replace(**kept)
 
-    def startled(self, info: RegressorInfo) -> bool:
-        """Return whether the rows just learnt look like a jump."""
-        return info.probability is not None and bool(np.asarray(info.probability).max() > jumps.ALARM)
+    def startled(self, probability: Array | None) -> bool:
+        """Return whether the rows just learnt look like a jump, given how probable that is."""
+        return probability is not None and bool(np.asarray(probability).max() > jumps.ALARM)
 
     @compiled
     @exactly
     def step(self, key: Key, state: RegressorState, batch: Batch) -> tuple[RegressorState, RegressorInfo]:
         """Predict a few rows, and learn from them."""
         batch = cast(batch, state.particles.dtype)
-        cut, weight, finite = chunks.cut(self.features, batch, state.particles.dtype)
-        clock, particles = tick(state, batch), state.particles
-        said, probability, state = _learn(self, state, tuple(part[0] for part in cut))
+        return self.teach(key, state, batch, self.look(state, batch.data[0]))
+
+    @exactly
+    def look(self, state: RegressorState, x: Array) -> tuple[Looked, Array]:
+        """Return what is predicted for rows, with what teaching them needs, and the predictive's mean."""
+        known, kept = state.calibration, (self.remembered, self.half_life)
+        z, _ = standardised(state, x, jnp.zeros(len(x), x.dtype))
+        seen = learning.linearise(self, state, z)
+        recalled = memories.recall(state.memory, state.scale, state.gates, z, known.error, *kept, x)
+        doubt = seen.variance[calibration.trusted(known)]
+        full = gates.at_full_size(state.gates, z)
+        beside = processes.beside(state.process, state.scale, x)
+        plain, one, depends = memories.combine(state.memory, recalled, known, seen.mean, doubt, full, beside)
+        mean = one.mean * scaling.divisor(state.scale)[-1] + state.scale.mean[-1]
+        return Looked(z, seen, recalled, plain, one, depends), mean
+
+    @exactly
+    def teach(
+        self, key: Key, state: RegressorState, row: Batch, looked: tuple[Looked, Array]
+    ) -> tuple[RegressorState, RegressorInfo]:
+        """Learn rows, given what `look` returned. If they are not finite, they are refused."""
+        clock, particles = tick(state, row), state.particles
+        cut, weight, finite = chunks.cut(self.features, row, particles.dtype)
+        said, probability, state = _learn(self, state, tuple(part[0] for part in cut), *looked)
         total = jnp.maximum(weight.sum(), 1e-30)
-        squared = ((batch.data[1].astype(weight.dtype) - said.mean) ** 2 * weight).sum() / total
+        squared = ((row.data[1].astype(weight.dtype) - said.mean) ** 2 * weight).sum() / total
         density = (said.log_density * weight).sum() / total
         drift = root_mean_square(state.particles - particles)
         info = RegressorInfo(clock.rows, density, squared, drift, finite, said, probability)
@@ -117,25 +155,19 @@ def last_layers(matrices: Array, whole: Blocks, last: Blocks) -> Array:
 
 
 def _learn(
-    sampler: RegressorBetween, state: RegressorState, rows: tuple[Array, ...]
+    sampler: RegressorBetween, state: RegressorState, rows: tuple[Array, ...], looked: Looked, mean: Array
 ) -> tuple[Predicted, Array, RegressorState]:
     """Return what was predicted for some rows, the probability of a jump, and the state after them; units stay."""
     x, y, weight = rows
+    z, seen, recalled, plain, one, depends = looked
     begun, known, kept = jnp.array(True), state.calibration, (sampler.remembered, sampler.half_life)
     missing = scaling.far(scaling.of_inputs(state.scale), x)
     weight = jnp.where(missing.any(1), learning.PARTIAL * weight, weight)
-    z, target = standardised(state, x, y)
-    seen = learning.linearise(sampler, state, z)
-    recalled = memories.recall(state.memory, state.scale, state.gates, z, known.error, *kept, x)
-    doubt = seen.variance[calibration.trusted(known)]
-    full = gates.at_full_size(state.gates, z)
-    beside = processes.beside(state.process, state.scale, x)
-    plain, one, depends = memories.combine(state.memory, recalled, known, seen.mean, doubt, full, beside)
+    target = standardised(state, x, y)[1]
     scores = calibration.scored(known, one, target)
-    unit, centre = scaling.divisor(state.scale)[-1], state.scale.mean[-1]
-    density = calibration.log_predictive(known, scores) - jnp.log(unit)
+    density = calibration.log_predictive(known, scores) - jnp.log(scaling.divisor(state.scale)[-1])
     level = calibration.level(known, scores)
-    said = Predicted(density, one.mean * unit + centre, level)
+    said = Predicted(density, mean, level)
     found = guard.believe(known, one, state.scale, (state.surprised, state.recent), (y, weight), begun)
     learnt = jnp.where(found.jump, 0, weight)
     if state.memory is not None:

@@ -255,7 +255,14 @@ def _learn_chunk(
     state, renewed = rescaled(sampler, state, early, begun & turned, waits, (whole, weight), anew)
     now = *standardised(state, x, y), weight * found.trust
     renew = renewed | alarm if len(weight) <= PAIR else early | renewed | alarm  # few rows are all first
-    state = absorb(sampler, state, seen, now, forgetting, renew)
+
+    def absorbed(parts: tuple[Particles, Covariance]) -> tuple[Particles, Covariance]:
+        here = state._replace(particles=parts[0], past=parts[1])
+        here = absorb(sampler, here, seen, now, forgetting, renew)
+        return here.particles, here.past
+
+    moved, past = when((now[2] > 0).any(), absorbed, (state.particles, state.past))  # rows that wait move nothing
+    state = state._replace(particles=moved, past=past)
     state = _with_rows(sampler, state, (x, found.y, now[2]), before)
     if state.pace is not None:
         state = state._replace(trail=pacing.follow(state.trail, state.particles, state.pace, scored.sum()))
