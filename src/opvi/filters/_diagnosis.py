@@ -4,9 +4,10 @@ import math
 import warnings
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from opvi.filters._moves import LARGEST_OFF, TRAVELLED
+from opvi.types import Sampler, Tree
 
 FIRST_DOUBT = 32  # rounds before the first diagnosis; the next is due after twice as many
 LARGEST_LOSS = 0.1  # of what surrogates missed, in standard deviations
@@ -87,11 +88,11 @@ def concerns_of_weights(effective: float, particles: int) -> list[str]:
 class Doubts:
     """Diagnoses of a run, as `doubts` asks for them."""
 
-    diagnosis: Callable[[Any], Diagnosis]
+    diagnosis: Callable[[Tree], Diagnosis]
     due: int = field(default=FIRST_DOUBT)
     said: bool = field(default=False)
 
-    def __call__(self, chunk: Any) -> dict[str, float] | None:
+    def __call__(self, chunk: Tree) -> dict[str, float] | None:
         """Return the diagnosis if one is due, and warn of the first concerns."""
         if chunk.round < self.due:
             return None
@@ -106,7 +107,7 @@ class Doubts:
         return {name: float(value) for name, value in found._asdict().items()}
 
 
-def doubts(sampler: Any) -> Doubts:
+def doubts(sampler: Sampler) -> Doubts:
     """Return a callback of `opvi.run` that diagnoses after 32, 64, 128, … rounds, and warns once.
 
     A diagnosis costs about two steps, so that all of a run cost less than a tenth of its steps, however long it is.
@@ -116,9 +117,10 @@ def doubts(sampler: Any) -> Doubts:
         sampler: one with `diagnosis`, such as `opvi.tracker(target)` of up to 50 parameters. Give `opvi.run` the
             callback and `every=32`.
     """
-    if not hasattr(sampler, "diagnosis"):
+    diagnosis = getattr(sampler, "diagnosis", None)
+    if diagnosis is None:
         raise TypeError(
             f"a {type(sampler).__name__} has no `diagnosis`; `opvi.sl_opvi` has, which `opvi.tracker` picks for models "
             "with up to 50 parameters."
         )
-    return Doubts(sampler.diagnosis)
+    return Doubts(diagnosis)

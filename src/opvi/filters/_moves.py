@@ -2,6 +2,7 @@ r"""Moves that leave a density invariant: Hamiltonian trajectories in coordinate
 
 import math
 from collections.abc import Callable
+from functools import partial
 from typing import NamedTuple
 
 import jax
@@ -102,6 +103,14 @@ def _move(
     return _Chains(jnp.where(yes[:, None], v, at.u), step), chance.mean()
 
 
+def _thawed(key: Key, same: Array, count: Array, of_chains: tuple[Array, ...]) -> tuple[Array, ...]:
+    """Return all that is known of chains, with others in place of those that are frozen."""
+    _, _, now, _, lowest, highest = of_chains
+    good = ~frozen_chains(now, highest - lowest, same)
+    which = stand_ins(jax.random.fold_in(jax.random.fold_in(key, THAWING), count), good)
+    return tuple(a[which] for a in of_chains)
+
+
 def moved(
     key: Key,
     log_density: Callable[[Array], Array],
@@ -141,13 +150,6 @@ def moved(
         yes &= jnp.isfinite(u).all() & jnp.isfinite(jax.vmap(new.out)(u)[0]).all()
         return jax.tree.map(lambda a, b: jnp.where(yes, a, b), (new, chains._replace(u=u)), given)
 
-    def thawed(count: Array, of_chains: tuple[Array, ...]) -> tuple[Array, ...]:
-        """Return all that is known of chains, with others in place of those that are frozen."""
-        _, _, now, _, lowest, highest = of_chains
-        good = ~frozen_chains(now, highest - lowest, same)
-        which = stand_ins(jax.random.fold_in(jax.random.fold_in(key, THAWING), count), good)
-        return tuple(a[which] for a in of_chains)
-
     def body(at: _Progress) -> _Progress:
         fit = (at.moves[None] == jnp.array(FITTED, jnp.int32)).any() & (at.taken == 0) | at.again
         to, chains = jax.lax.cond(fit, refitted, lambda given: given, (at.map, at.chains))
@@ -157,21 +159,15 @@ def moved(
         now, made = own.into(x), at.moves + 1
         look = made == at.due
         lowest, highest = jnp.minimum(at.lowest, now), jnp.maximum(at.highest, now)
-        u, x, now, middle, lowest, highest = jax.lax.cond(
-            look & (made >= first),
-            thawed,
-            lambda _, given: given,
-            at.moves,
-            (chains.u, x, now, at.middle, lowest, highest),
-        )
+        of_chains, thaw = (chains.u, x, now, at.middle, lowest, highest), partial(_thawed, key, same, at.moves)
+        u, x, now, middle, lowest, highest = jax.lax.cond(look & (made >= first), thaw, lambda given: given, of_chains)
         chains = chains._replace(u=u)
         arrival = jax.lax.cond(look, lambda u: arrived(start, middle, u, same), lambda _: at.arrival, now)
         soon = look & (made < first)
         wait = soon & _unsettled(arrival, n, SURE)
         more = look & ~soon & _unsettled(arrival, n) & (at.looks < MOST_LOOKS)
-        half = (
-            (made == first // 2) | (made == early // 2) | look & (at.looks & (at.looks - 1) == 0)
-        )  # look 0, 1, 2, 4, …
+        half = (made == first // 2) | (made == early // 2)
+        half |= look & (at.looks & (at.looks - 1) == 0)  # look 0, 1, 2, 4, …
         # What is written before chains are ready is written over by the first place that counts.
         places = jax.lax.dynamic_update_index_in_dim(at.places, x, at.taken, 0)
         return _Progress(

@@ -255,20 +255,32 @@ def _learn_chunk(
     state, renewed = rescaled(sampler, state, early, begun & turned, waits, (whole, weight), anew)
     now = *standardised(state, x, y), weight * found.trust
     renew = renewed | alarm if len(weight) <= PAIR else early | renewed | alarm  # few rows are all first
-
-    def absorbed(parts: tuple[Particles, Covariance]) -> tuple[Particles, Covariance]:
-        here = state._replace(particles=parts[0], past=parts[1])
-        here = absorb(sampler, here, seen, now, forgetting, renew)
-        return here.particles, here.past
-
-    moved, past = when((now[2] > 0).any(), absorbed, (state.particles, state.past))  # rows that wait move nothing
-    state = state._replace(particles=moved, past=past)
+    state = _absorbed(sampler, state, seen, now, forgetting, renew)
     state = _with_rows(sampler, state, (x, found.y, now[2]), before)
     if state.pace is not None:
         state = state._replace(trail=pacing.follow(state.trail, state.particles, state.pace, scored.sum()))
     state = state._replace(scaled_at=jnp.where(waits & first.enough, moments.seen, state.scaled_at))
     told = root_mean_square(state.particles - particles), probability
     return state, jnp.stack([density, one.mean * unit + centre, level, *(jnp.full_like(y, one) for one in told)], 1)
+
+
+def _absorbed(
+    sampler: Networks,
+    state: RegressorState,
+    seen: Linearised,
+    rows: tuple[Array, Array, Array],
+    forgetting: Array,
+    renew: Array,
+) -> RegressorState:
+    """Return the state whose networks have learnt the rows; rows that wait move nothing."""
+
+    def learnt(parts: tuple[Particles, Covariance]) -> tuple[Particles, Covariance]:
+        here = state._replace(particles=parts[0], past=parts[1])
+        here = absorb(sampler, here, seen, rows, forgetting, renew)
+        return here.particles, here.past
+
+    particles, past = when((rows[2] > 0).any(), learnt, (state.particles, state.past))
+    return state._replace(particles=particles, past=past)
 
 
 def _with_rows(
