@@ -110,7 +110,7 @@ class Doubts:
 def doubts(sampler: Sampler) -> Doubts:
     """Return a callback of `opvi.run` that diagnoses after 32, 64, 128, … rounds, and warns once.
 
-    A diagnosis costs about two steps, so that all of a run cost less than a tenth of its steps, however long it is.
+    A diagnosis costs about a step, so that those of a run usually cost less than a tenth of its steps.
     What they said is in `history.callbacks`.
 
     Args:
