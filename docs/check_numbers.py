@@ -18,6 +18,7 @@ import argparse
 import bisect
 import fnmatch
 import json
+import math
 import re
 import statistics
 import sys
@@ -147,7 +148,7 @@ class Source:
         said = about.get("command") or about.get("machine", {}).get("command", "")
         self.command = re.sub(r" --out \S+", "", said)
         self.tables = [about["table"]] if "table" in about else about.get("tables", [])
-        leaves = sorted(set(_leaves(content, "")))
+        leaves = sorted({leaf for leaf in _leaves(content, "") if not math.isnan(leaf[0])})  # nan has no place in order
         self.values, self.keys = [value for value, _ in leaves], [key for _, key in leaves]
         self.settings = {value: key for value, key in leaves if "settings" in key or key.endswith("'")}
 

@@ -203,3 +203,9 @@ def test_entries_that_are_not_needed_are_noticed(results):
     said = {**entry, "code": ["pyproject.toml", "line-length = 121"]}
     (problem,) = check.stale(check.read({"page.md": "0.1"}, [said]), [said])
     assert "does not say" in problem.what
+
+
+def test_numbers_are_found_among_some_that_are_none():
+    content = {f"n{k}": value for k, value in enumerate([3.5, float("nan"), 1.5, float("nan"), 2.5, 0.5] * 3)}
+    found = check.Source("x.json", content)
+    assert all(found.find(next(check.numbers(text))) for text in ("0.5", "1.5", "2.5", "3.5"))
