@@ -208,4 +208,5 @@ def test_entries_that_are_not_needed_are_noticed(results):
 def test_numbers_are_found_among_some_that_are_none():
     content = {f"n{k}": float("nan") if k % 2 else (37 * k) % 200 + 0.5 for k in range(200)}
     found = check.Source("x.json", content)
-    assert all(found.find(next(check.numbers(str(value)))) for value in content.values() if value == value)
+    places = {key: found.find(next(check.numbers(str(value)))) for key, value in content.items() if value == value}
+    assert places == {key: [key] for key in places}
