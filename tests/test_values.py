@@ -105,7 +105,7 @@ OTHERS = {
     "activation_and_slope", "forward", "backward", "jacobian", "sample_mixture", "as_particles", "cast", "check_batch",
     "draw", "score", "kept_rows", "merge", "withdraw", "absorb", "gain", "move_by_residuals", "move_by_score", "times",
     "centred", "evenly_spaced", "middle_pair", "nearly_centred", "squared_distances",
-    "as_batch_rule", "batch_mean", "batch_sum", "power_of_two", "seen", "vanishing",
+    "as_batch_rule", "batch_mean", "batch_sum", "doubts", "power_of_two", "seen", "vanishing",
 }  # fmt: skip
 
 
