@@ -48,6 +48,13 @@ MUTANTS = [
         "tests/filters/test_evidence.py",
     ),
     Mutant(
+        "rows stored: room that holds none is evaluated, too",
+        "src/opvi/filters/_pool.py",
+        "jnp.arange(1, several + 1), 0).max()",
+        "jnp.arange(1, several + 1), several).max()",
+        "tests/filters/test_pool.py",
+    ),
+    Mutant(
         "draws: frozen chains stay",
         "src/opvi/filters/_moves.py",
         "look & (made >= first),",

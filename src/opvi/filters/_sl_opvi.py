@@ -30,7 +30,7 @@ from opvi.filters._evidence import DRAWS, Ratios, added, joined, log_mass, ratio
 from opvi.filters._measures import AtDraws, measured
 from opvi.filters._modes import large_modes
 from opvi.filters._moves import Moved, moved, remembered_limit
-from opvi.filters._pool import Pool, Weights, merged, reweighted
+from opvi.filters._pool import Pool, Weights, merged, reweighted, weighted_sum
 from opvi.filters._surrogates import LARGEST_DEGREE, Frame, Polynomial, Surrogate, fit, frame, nothing
 from opvi.filters._whitening import Pace, Whitening, follow, some
 from opvi.flows.kernels import centred
@@ -114,11 +114,12 @@ class SLOPVI(TargetSampler):
         first = (state.round == 0).astype(x.dtype)
         centre, variance = x.mean(0), jnp.var(x, 0)
         variance = jnp.where(variance > 0, variance, 1) * WIDER_START**2  # all biases may start at 0
+        of_rows = weighted_sum(partial(_likelihood, target), pool.data, pool.before, pool.after - pool.before)
 
         def log_density(v: Array, beta: Scalar) -> Array:
-            rows = _likelihood(target, v, pool.data) @ (pool.before + beta * (pool.after - pool.before))
             start = first * (1 - beta) * ((v - centre) ** 2 / variance).sum() / 2
-            return target.log_prior(target.unravel(v)) - start + rows + (1 + beta * (gamma - 1)) * past.value(v)
+            prior = target.log_prior(target.unravel(v)) - start
+            return prior + of_rows(v, beta) + (1 + beta * (gamma - 1)) * past.value(v)
 
         settled = pace.settled * jnp.where(state.round == 0, AT_THE_START, 1).astype(x.dtype)
         warm_up = jnp.where(state.round == 0, min(WARM_UP, pace.looks // 2), 0)
@@ -242,11 +243,13 @@ def _believed(sampler: SLOPVI, state: LinearisedState, own: Frame) -> Callable[[
     target, x = sampler.target, state.particles
     # A polynomial that stands for rows gone means nothing far from the particles it was fitted to.
     far = jnp.where(_fitted(state.past), BEYOND * (own.into(x) ** 2).sum(1).max(), jnp.inf)
+    stored = None
+    if not isinstance(state.weight, tuple):
+        stored = weighted_sum(partial(_likelihood, target), state.kept, state.weight)
 
     def log_density(v: Array) -> Array:
         total = target.log_prior(target.unravel(v)) + state.past.value(v)
-        if not isinstance(state.weight, tuple):
-            total += jnp.where(state.weight > 0, _likelihood(target, v, state.kept), 0) @ state.weight
+        total = total if stored is None else total + stored(v)
         return jnp.where((own.into(v) ** 2).sum() <= far, total, -jnp.inf)
 
     return log_density
