@@ -7,11 +7,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from opvi._cpu import inline_device
 from opvi.running._engine import Engine, program
 from opvi.running._learners import one_learner, without_mark
 from opvi.running._rows import joined, row_count, taken
 from opvi.running._single import Single
-from opvi.types import Array, ArrayLike, Data, Sampler, Seed, State, Tree
+from opvi.types import Array, ArrayLike, Data, Key, Sampler, Seed, State, Tree, as_key
 
 USUAL = 20  # rows of a batch
 MORE = 0.5  # times the first rows: after so many new ones, a copy of the models learns them
@@ -22,8 +23,13 @@ def followed(between: Any, state: Tree, before: Tree) -> Tree:
     return jax.tree.map(jnp.copy, between.follow(state, before))
 
 
-def _copied(leaf: Array) -> Array:
-    return jax.device_put(np.array(leaf))
+def placed(tree: Tree) -> Tree:
+    """Return copies of arrays where single rows are learnt: in the calling thread, which on a CPU is the fastest."""
+    return jax.tree.map(lambda leaf: jax.device_put(np.array(leaf), inline_device()), tree)
+
+
+def _placed_key(key: Key) -> Key:
+    return jax.random.wrap_key_data(placed(jax.random.key_data(key)), impl=jax.random.key_impl(key))
 
 
 def _never(probability: Array | None) -> bool:
@@ -48,8 +54,8 @@ class RowByRow:
     copied = 0  # of the rows that wait, what it has learnt
 
     def __init__(self, sampler: Any, key: Seed, *, state: State | None = None):
-        own = None if state is None else jax.tree.map(_copied, state)  # which is overwritten
-        self.whole = Engine(sampler, key, batch=USUAL, state=own, in_place=True)
+        own = None if state is None else placed(state)  # which is overwritten
+        self.whole = Engine(sampler, _placed_key(as_key(key)), batch=USUAL, state=own, in_place=True)
         self.waiting: list[tuple[Data, ArrayLike]] = []  # rows and their weights, fewer than a batch
         self.ahead: Single
         self._follow()
@@ -72,10 +78,11 @@ class RowByRow:
     @one_learner
     def feed(self, data: Data, weight: ArrayLike | None = None, *, last: bool = True) -> None:
         """Learn from rows, in order, each at once."""
-        for at in range(row_count(data)):
-            one = slice(at, at + 1)
-            row, count = taken(data, one), None if weight is None else taken(weight, one)
-            odds = self._learn(row, np.ones(1, np.float32) if count is None else count)
+        rows = row_count(data)
+        weight = np.ones(rows, np.float32) if weight is None else weight
+        for at in range(rows):
+            row, count = (data, weight) if rows == 1 else taken((data, weight), slice(at, at + 1))
+            odds = self._learn(row, count)
             if len(self.waiting) == USUAL:
                 self.settle()
             elif self.first is None and getattr(self.sampler, "startled", _never)(odds):
@@ -117,8 +124,7 @@ class RowByRow:
         before = self.ahead.state if known else None
         self.first, self.copied = None, 0
         if not ready:
-            state = jax.tree.map(_copied, whole.state)
-            self.first = Engine(whole.sampler, whole.key, batch=USUAL, state=state, in_place=True)
+            self.first = Engine(whole.sampler, whole.key, batch=USUAL, state=placed(whole.state), in_place=True)
         self.ahead = self._following(whole.state, before)
 
     def _following(self, state: Tree, before: Tree) -> Single:
@@ -133,6 +139,8 @@ class RowByRow:
 
     def __setstate__(self, held: dict[str, Any]) -> None:
         self.__dict__.update(held)
+        for engine in self.engines:
+            engine.key, engine.state = _placed_key(engine.key), placed(engine.state)
         if isinstance(self.ahead, Engine):  # of an older opvi, before the first batch was full
             self.first, self.copied = self.ahead, len(self.waiting)
             self.ahead = self._following(self.first.state, None)

@@ -71,6 +71,7 @@ class Single:
     def state(self, state: Tree) -> None:
         self._state = state
         self._seen: tuple[bytes, Tree] | None = None  # the row looked at last, and what it said
+        self._found: dict[Hashable, Callable[..., Tree]] = {}  # programs for states of these shapes, by those of rows
 
     def feed(self, data: Data, weight: ArrayLike | None) -> Array | None:
         """Learn from one row `(x, y)`; return how probable a jump is, if the sampler says that."""
@@ -78,8 +79,13 @@ class Single:
         count = np.ones(1, self._dtype) if weight is None else np.asarray(weight, self._dtype)
         state, part = self._state, self.sampler.lasting
         seen, lasting = self._look(data[0]), getattr(state, part)
-        teach = program(taught, 1, False, None if self.sampler.shares else 2)
-        new, probability = teach(self.sampler, self.key, state._replace(**{part: None}), data, count, seen)
+        given = self.key, state._replace(**{part: None}), data, count, seen
+        kind = data[0].shape, data[0].dtype, data[1].dtype
+        teach = self._found.get(kind)
+        if teach is None:
+            made = program(taught, 1, False, None if self.sampler.shares else 2)
+            teach = self._found[kind] = made.ready(self.sampler, *given)
+        new, probability = teach(*given)
         self._state, self._seen = new._replace(**{part: lasting}), None
         return probability
 
@@ -97,7 +103,11 @@ class Single:
     def _look(self, x: np.ndarray) -> Tree:
         row = x.tobytes()
         if self._seen is None or self._seen[0] != row:
-            self._seen = row, program(looked, 1, False)(self.sampler, self._state, x)
+            kind = x.shape, x.dtype
+            look = self._found.get(kind)
+            if look is None:
+                look = self._found[kind] = program(looked, 1, False).ready(self.sampler, self._state, x)
+            self._seen = row, look(self._state, x)
         return self._seen[1]
 
     def engine(self) -> Engine:
