@@ -7,25 +7,27 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from opvi._cpu import inline_device
 from opvi.running._engine import Engine, program
 from opvi.running._learners import one_learner, without_mark
+from opvi.running._packed import Layout, Packed, opened, packed
 from opvi.running._rows import joined, row_count, taken
-from opvi.running._single import Single
+from opvi.running._single import Single, placed
 from opvi.types import Array, ArrayLike, Data, Key, Sampler, Seed, State, Tree, as_key
 
 USUAL = 20  # rows of a batch
 MORE = 0.5  # times the first rows: after so many new ones, a copy of the models learns them
 
 
-def followed(between: Any, state: Tree, before: Tree) -> Tree:
-    """Return what learns from the next rows: models after a batch, and what the rows `before` taught beside them."""
-    return jax.tree.map(jnp.copy, between.follow(state, before))
+def followed(between: Any, state: Tree) -> Tree:
+    """Return what learns from the next rows, after models have learnt their first ones."""
+    return jax.tree.map(jnp.copy, between.follow(state, None))
 
 
-def placed(tree: Tree) -> Tree:
-    """Return copies of arrays where single rows are learnt: in the calling thread, which on a CPU is the fastest."""
-    return jax.tree.map(lambda leaf: jax.device_put(np.array(leaf), inline_device()), tree)
+def followed_on(between: Any, layout: Layout, state: Tree, held: Packed) -> tuple[Packed, Tree]:
+    """Return the same after a batch, packed: with what its rows have taught beside the models, which is `held`."""
+    new = between.follow(state, opened(layout, held))
+    rest = new._replace(**{between.lasting: None})
+    return packed(layout, jax.tree.map(jnp.copy, rest)), jax.tree.map(jnp.copy, getattr(new, between.lasting))
 
 
 def _placed_key(key: Key) -> Key:
@@ -121,18 +123,20 @@ class RowByRow:
         whole = self.whole
         ready = whole.sampler.between.ready(whole.state)  # type: ignore[attr-defined]
         known = ready and self.first is None and hasattr(self, "ahead")
-        before = self.ahead.state if known else None
         self.first, self.copied = None, 0
         if not ready:
             self.first = Engine(whole.sampler, whole.key, batch=USUAL, state=placed(whole.state), in_place=True)
-        self.ahead = self._following(whole.state, before)
+        self.ahead = self._following(whole.state, self.ahead if known else None)
 
-    def _following(self, state: Tree, before: Tree) -> Single:
+    def _following(self, state: Tree, before: Single | None) -> Single:
         """Return what learns single rows, after models in this state; `before` learnt the rows before."""
         between = self.whole.sampler.between  # type: ignore[attr-defined]
         if between.shares:
-            return Single(between, self.whole.key, between.follow(state, before))
-        return Single(between, self.whole.key, program(followed, 1, False, 2)(between, state, before))
+            return Single(between, self.whole.key, between.follow(state, before and before.state))
+        if before is None:
+            return Single(between, self.whole.key, program(followed, 1, False)(between, state))
+        before.begin(*program(followed_on, 2, False, 3)(between, before.layout, state, before.held))
+        return before
 
     def __getstate__(self) -> dict[str, Any]:
         return without_mark(self.__dict__)

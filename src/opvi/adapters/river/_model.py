@@ -176,9 +176,7 @@ class OnlineModel:
                 values = x[there, column]
                 if len(values) and (seen or not there.all()):  # the first rows need no help, but for the gaps
                     mean[column], square[column] = values.mean(), values.var() * seen
-            where = moments.mean.sharding
-            moments = moments._replace(mean=jax.device_put(mean, where), square=jax.device_put(square, where))
-            engine.state = engine.state._replace(moments=moments)
+            engine.state = engine.state._replace(moments=moments._replace(mean=mean, square=square))
 
     def _asked(self, what: Callable[..., Tree], rows: Sequence[Row]) -> Any:
         """Apply a function to the predictive at some rows; return arrays `[rows, …]`."""
