@@ -28,7 +28,9 @@ ASK_ROWS = 16  # asked about at once
 ASK_ROUNDS = 64
 LONE_ROWS = 50  # that are learnt as padded batches
 LONG_ROUNDS = 16  # after which memory is given back: to ask for it again takes little beside them
-# Often the only question, which compiles sooner without what others need:
+# Often the only question, which compiles sooner without what others need. So a life has five programs: the start, which
+# is no part of learning, as a state may be given; learning and this question, quick ones and later optimised ones, which
+# are a fourth as long in coming and twice as fast. One of another question has two more, for it and for all further ones.
 ALONE = Predictive.mean, Predictive.probabilities
 
 Record = Callable[[Tree, Tree, Batch], Tree]  # a pure function of (state, info, batch)
