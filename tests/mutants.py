@@ -200,6 +200,8 @@ MUTANTS = [
         "    ratio = 2 ** (-rows / half_life)",
         "    ratio = 4 ** (-rows / half_life)",
         "tests/filters/test_forgetting.py -k kronecker",
+    ),
+    Mutant(
         "process: columns never vanish",
         "src/opvi/tracking/_process.py",
         "LONG * jnp.pad(vanishes, (0, 3))",

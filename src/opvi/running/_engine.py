@@ -29,8 +29,8 @@ ASK_ROUNDS = 64
 LONE_ROWS = 50  # that are learnt as padded batches
 LONG_ROUNDS = 16  # after which memory is given back: to ask for it again takes little beside them
 # Often the only question, which compiles sooner without what others need. So a life has five programs: the start, which
-# is no part of learning, as a state may be given; learning and this question, quick ones and later optimised ones, which
-# are a fourth as long in coming and twice as fast. One of another question has two more, for it and for all further ones.
+# a given state does without; learning and this question, quick ones first, which take a fourth of the time to compile,
+# and later optimised ones, which are twice as fast. Another question adds two: what all of them need, and its own.
 ALONE = Predictive.mean, Predictive.probabilities
 
 Record = Callable[[Tree, Tree, Batch], Tree]  # a pure function of (state, info, batch)
