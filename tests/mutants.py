@@ -104,6 +104,27 @@ MUTANTS = [
         "tests/running/test_row_by_row.py -k copy",
     ),
     Mutant(
+        "row by row: what was pickled is computed by JAX's threads again",
+        "src/opvi/running/_row_by_row.py",
+        "engine.key, engine.state = _placed_key(engine.key), placed(engine.state)",
+        "pass",
+        "tests/running/test_row_by_row.py -k whole_networks",
+    ),
+    Mutant(
+        "single rows: a state that was taken changes with the next row",
+        "src/opvi/running/_packed.py",
+        "np.array(part) for part in held.small",
+        "np.asarray(part) for part in held.small",
+        "tests/running/test_packed.py",
+    ),
+    Mutant(
+        "single rows: the device has a thread for every processor",
+        "src/opvi/_cpu.py",
+        'with _environment(THREADS, "1"):',
+        'with _environment(THREADS, ""):',
+        "tests/test_cpu.py -k inline",
+    ),
+    Mutant(
         "seeds: JAX's offset of all of them is not heeded",
         "src/opvi/types.py",
         " and not said.get(SEED_OFFSET)",
@@ -186,6 +207,8 @@ MUTANTS = [
         "    ratio = 2 ** (-rows / half_life)",
         "    ratio = 4 ** (-rows / half_life)",
         "tests/filters/test_forgetting.py -k kronecker",
+    ),
+    Mutant(
         "process: columns never vanish",
         "src/opvi/tracking/_process.py",
         "LONG * jnp.pad(vanishes, (0, 3))",

@@ -1,5 +1,6 @@
 """What opvi asks of a CPU: its compiler, a device that computes at once, and the threads of BLAS."""
 
+import os
 import threading
 
 import jax
@@ -127,3 +128,20 @@ def test_the_inline_device_has_computed_when_the_call_returns(monkeypatch):
     monkeypatch.undo()
     monkeypatch.setattr("jaxlib.xla_client.make_cpu_client", None)  # a jaxlib without such a function
     assert inline_device.__wrapped__() is None
+
+
+@pytest.mark.parametrize("given", [None, "3"])
+def test_the_inline_device_has_one_thread_unless_the_environment_says_otherwise(monkeypatch, given):
+    seen = []
+
+    def make(**options):
+        seen.append(os.environ.get(_cpu.THREADS))
+        raise TypeError
+
+    monkeypatch.setattr("jaxlib.xla_client.make_cpu_client", make)
+    monkeypatch.delenv(_cpu.THREADS, raising=False)
+    if given:
+        monkeypatch.setenv(_cpu.THREADS, given)
+    assert inline_device.__wrapped__() is None
+    assert seen == [given or "1"]
+    assert os.environ.get(_cpu.THREADS) == given

@@ -11,6 +11,7 @@ from typing import Any
 import jax
 
 LEVEL = "xla_backend_optimization_level"
+THREADS = "NPROC"  # the variable by which XLA's CPU clients learn how many threads to have
 LOOPS = "simplify-while-loops,while-loop-invariant-code-motion"  # XLA's passes over loops, which carry many arrays
 
 _lock = threading.Lock()
@@ -45,18 +46,34 @@ def inline_device() -> Any:
     """Return a CPU device whose programs run in the calling thread; None if the default device is not a CPU.
 
     JAX's own CPU devices hand a program to another thread and wait for it, which takes longer than a small program
-    itself, unless `jax_cpu_enable_async_dispatch` was off before JAX's first array. This is a device of a second client
-    (1 ms, and idle threads), so arrays on it do not mix with others: read them at once, as NumPy arrays.
+    itself, unless `jax_cpu_enable_async_dispatch` was off before JAX's first array. Its parts are handed on to further
+    threads, which look for more of them all the time: with two, a quarter of the processor time. This is a device of a
+    second client (1 ms) with one such thread, which has next to nothing to do. Arrays on it do not mix with those of
+    other devices unless they are moved.
     """
     if jax.default_backend() != "cpu":
         return None
     try:
         from jaxlib import xla_client
 
-        client: Any = xla_client.make_cpu_client(asynchronous=False, num_devices=1)
+        with _environment(THREADS, "1"):
+            client: Any = xla_client.make_cpu_client(asynchronous=False, num_devices=1)
         return client.local_devices()[0]
     except (ImportError, AttributeError, TypeError):  # not a public function of jaxlib's: seen in 0.8 to 0.11
         return None
+
+
+@contextmanager
+def _environment(name: str, value: str) -> Iterator[None]:
+    """Within this block a variable of the environment has this value, unless it has one already."""
+    if name in os.environ:
+        yield
+        return
+    os.environ[name] = value
+    try:
+        yield
+    finally:
+        del os.environ[name]
 
 
 def give_back() -> None:

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 import opvi
+from opvi._cpu import inline_device
 from opvi.filters._covariance import Blocks, within
 from opvi.predictive import Predictive
 from opvi.running import Engine
@@ -46,6 +47,7 @@ def test_whole_networks_are_those_of_batches_bit_for_bit(fed):
     assert same(made.whole.state, plain.state)
     assert len(made.waiting) == 7
     assert int(made.state.rows) == 67  # and these have seen all
+    assert made.whole.state.particles.devices() == made.whole.key.devices() == {inline_device()}  # in this thread
 
 
 @pytest.mark.slow

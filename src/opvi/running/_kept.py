@@ -26,7 +26,7 @@ import jax
 import jax.monitoring
 import numpy as np
 
-from opvi._cpu import give_back
+from opvi._cpu import give_back, inline_device
 from opvi.running._plain import from_plain, plainly
 from opvi.running._programs import LARGEST, WORTH_KEEPING, kept_in, machine
 from opvi.types import Tree
@@ -82,7 +82,7 @@ class Program:
         settings, arrays = arguments[: self.settings], arguments[self.settings :]
         leaves, tree = jax.tree.flatten(arrays)
         shapes = tuple([(leaf.shape, leaf.dtype) for leaf in leaves])
-        known = settings, tree, shapes, *[getattr(jax.config, name) for name in SWITCHES]
+        known = settings, tree, shapes, device_of(leaves), *[getattr(jax.config, name) for name in SWITCHES]
         found = self._found.get(known)
         if found is None:
             found = self._found.setdefault(known, self._made(settings, arrays))
@@ -163,6 +163,7 @@ def place(
     about = [
         said,
         str(tree),
+        device_of(leaves) is None,
         [(leaf.shape, str(leaf.dtype)) for leaf in leaves],
         how,
         {name: str(getattr(jax.config, name, None)) for name in sorted(jax.config.values) if name != LATEST},
@@ -171,6 +172,14 @@ def place(
     ]
     known = json.dumps(about, default=_array)
     return folder / "whole" / hashlib.sha256(known.encode()).hexdigest()
+
+
+def device_of(leaves: list[Any]) -> Any:
+    """Return `inline_device()` if that is where arrays are; None otherwise, and where nobody has asked for it."""
+    if not inline_device.cache_info().currsize or (inline := inline_device()) is None:
+        return None
+    first = next((leaf for leaf in leaves if isinstance(leaf, jax.Array)), None)
+    return inline if first is not None and first.devices() == {inline} else None
 
 
 def _by_name(setting: Hashable) -> Hashable:
@@ -221,7 +230,8 @@ def _loaded(path: Path, arrays: tuple[Tree, ...]) -> Any:
         if len(program) > LARGE:
             give_back()
         given, returned = jax.tree.structure((arrays, {})), from_plain(json.loads(told))
-        found = serialize_executable.deserialize_and_load(program, given, returned)
+        device = device_of(jax.tree.leaves(arrays))
+        found = serialize_executable.deserialize_and_load(program, given, returned, device and device.client)
     except Exception:
         return None
     if len(program) > LARGE:

@@ -9,21 +9,29 @@ import numpy as np
 
 from opvi.running._engine import Engine, program
 from opvi.running._learners import one_learner, without_mark
+from opvi.running._packed import Layout, Packed, opened, packed
 from opvi.running._rows import joined, row_count, taken
-from opvi.running._single import Single
-from opvi.types import Array, ArrayLike, Data, Sampler, Seed, State, Tree
+from opvi.running._single import Single, placed
+from opvi.types import Array, ArrayLike, Data, Key, Sampler, Seed, State, Tree, as_key
 
 USUAL = 20  # rows of a batch
 MORE = 0.5  # times the first rows: after so many new ones, a copy of the models learns them
 
 
-def followed(between: Any, state: Tree, before: Tree) -> Tree:
-    """Return what learns from the next rows: models after a batch, and what the rows `before` taught beside them."""
-    return jax.tree.map(jnp.copy, between.follow(state, before))
+def followed(between: Any, state: Tree) -> Tree:
+    """Return what learns from the next rows, after models have learnt their first ones."""
+    return jax.tree.map(jnp.copy, between.follow(state, None))
 
 
-def _copied(leaf: Array) -> Array:
-    return jax.device_put(np.array(leaf))
+def followed_on(between: Any, layout: Layout, state: Tree, held: Packed) -> tuple[Packed, Tree]:
+    """Return the same after a batch, packed: with what its rows have taught beside the models, which is `held`."""
+    new = between.follow(state, opened(layout, held))
+    rest = new._replace(**{between.lasting: None})
+    return packed(layout, jax.tree.map(jnp.copy, rest)), jax.tree.map(jnp.copy, getattr(new, between.lasting))
+
+
+def _placed_key(key: Key) -> Key:
+    return jax.random.wrap_key_data(placed(jax.random.key_data(key)), impl=jax.random.key_impl(key))
 
 
 def _never(probability: Array | None) -> bool:
@@ -48,8 +56,8 @@ class RowByRow:
     copied = 0  # of the rows that wait, what it has learnt
 
     def __init__(self, sampler: Any, key: Seed, *, state: State | None = None):
-        own = None if state is None else jax.tree.map(_copied, state)  # which is overwritten
-        self.whole = Engine(sampler, key, batch=USUAL, state=own, in_place=True)
+        own = None if state is None else placed(state)  # which is overwritten
+        self.whole = Engine(sampler, _placed_key(as_key(key)), batch=USUAL, state=own, in_place=True)
         self.waiting: list[tuple[Data, ArrayLike]] = []  # rows and their weights, fewer than a batch
         self.ahead: Single
         self._follow()
@@ -72,10 +80,11 @@ class RowByRow:
     @one_learner
     def feed(self, data: Data, weight: ArrayLike | None = None, *, last: bool = True) -> None:
         """Learn from rows, in order, each at once."""
-        for at in range(row_count(data)):
-            one = slice(at, at + 1)
-            row, count = taken(data, one), None if weight is None else taken(weight, one)
-            odds = self._learn(row, np.ones(1, np.float32) if count is None else count)
+        rows = row_count(data)
+        weight = np.ones(rows, np.float32) if weight is None else weight
+        for at in range(rows):
+            row, count = (data, weight) if rows == 1 else taken((data, weight), slice(at, at + 1))
+            odds = self._learn(row, count)
             if len(self.waiting) == USUAL:
                 self.settle()
             elif self.first is None and getattr(self.sampler, "startled", _never)(odds):
@@ -114,25 +123,28 @@ class RowByRow:
         whole = self.whole
         ready = whole.sampler.between.ready(whole.state)  # type: ignore[attr-defined]
         known = ready and self.first is None and hasattr(self, "ahead")
-        before = self.ahead.state if known else None
         self.first, self.copied = None, 0
         if not ready:
-            state = jax.tree.map(_copied, whole.state)
-            self.first = Engine(whole.sampler, whole.key, batch=USUAL, state=state, in_place=True)
-        self.ahead = self._following(whole.state, before)
+            self.first = Engine(whole.sampler, whole.key, batch=USUAL, state=placed(whole.state), in_place=True)
+        self.ahead = self._following(whole.state, self.ahead if known else None)
 
-    def _following(self, state: Tree, before: Tree) -> Single:
+    def _following(self, state: Tree, before: Single | None) -> Single:
         """Return what learns single rows, after models in this state; `before` learnt the rows before."""
         between = self.whole.sampler.between  # type: ignore[attr-defined]
         if between.shares:
-            return Single(between, self.whole.key, between.follow(state, before))
-        return Single(between, self.whole.key, program(followed, 1, False, 2)(between, state, before))
+            return Single(between, self.whole.key, between.follow(state, before and before.state))
+        if before is None:
+            return Single(between, self.whole.key, program(followed, 1, False)(between, state))
+        before.begin(*program(followed_on, 2, False, 3)(between, before.layout, state, before.held))
+        return before
 
     def __getstate__(self) -> dict[str, Any]:
         return without_mark(self.__dict__)
 
     def __setstate__(self, held: dict[str, Any]) -> None:
         self.__dict__.update(held)
+        for engine in self.engines:
+            engine.key, engine.state = _placed_key(engine.key), placed(engine.state)
         if isinstance(self.ahead, Engine):  # of an older opvi, before the first batch was full
             self.first, self.copied = self.ahead, len(self.waiting)
             self.ahead = self._following(self.first.state, None)

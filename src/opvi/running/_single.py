@@ -9,10 +9,12 @@ from typing import Any, Protocol
 import jax
 import numpy as np
 
+from opvi._cpu import inline_device
 from opvi._forks import refuse_forked
 from opvi.running._engine import Engine, program
+from opvi.running._packed import Layout, Packed, layout_of, on_host, opened, packed
 from opvi.running._rows import as_rows
-from opvi.types import Array, ArrayLike, Batch, Data, Info, Key, Sampler, Tree
+from opvi.types import Array, ArrayLike, Batch, Data, Info, Key, Tree
 
 
 class Looks(Protocol):
@@ -29,27 +31,46 @@ class Looks(Protocol):
         """Learn a row, given what `look` returned."""
 
 
-def looked(sampler: Looks, state: Tree, x: Array) -> tuple[Tree, Array]:
+def placed(tree: Tree) -> Tree:
+    """Return copies of arrays where single rows are learnt: in the calling thread, which on a CPU is the fastest."""
+    return jax.tree.map(lambda leaf: jax.device_put(np.array(leaf), inline_device()), tree)
+
+
+def _whole(sampler: Looks, layout: Layout, held: Packed, lasting: Tree) -> Tree:
+    return opened(layout, held)._replace(**{sampler.lasting: lasting})
+
+
+def looked(sampler: Looks, layout: Layout, held: Packed, lasting: Tree, x: Array) -> tuple[Tree, Array]:
     """Return what `sampler.look` says of a row, and its answer."""
-    return sampler.look(state, x)
+    return sampler.look(_whole(sampler, layout, held, lasting), x)
 
 
-def taught(sampler: Looks, key: Key, state: Tree, data: Data, weight: Array, seen: Tree) -> tuple[Tree, Array | None]:
+def taught(
+    sampler: Looks, layout: Layout, key: Key, held: Packed, data: Data, weight: Array, seen: Tree
+) -> tuple[Packed, Array | None]:
     """Return the state after a row that was looked at, and how probable a jump is, if the sampler says that."""
-    state, info = sampler.teach(key, state, Batch(data, weight), seen)
-    return state, getattr(info, "probability", None)
+    state, info = sampler.teach(key, opened(layout, held), Batch(data, weight), seen)
+    return packed(layout, state), getattr(info, "probability", None)
 
 
-def said(sampler: Sampler, what: Callable[..., Tree], static: tuple[Hashable, ...], state: Tree, x: Array) -> Tree:
+def said(
+    sampler: Any,
+    layout: Layout,
+    what: Callable[..., Tree],
+    static: tuple[Hashable, ...],
+    held: Packed,
+    lasting: Tree,
+    x: Array,
+) -> Tree:
     """Return a function of the predictive at a row."""
-    return what(sampler.predict(state, x), *static)
+    return what(sampler.predict(_whole(sampler, layout, held, lasting), x), *static)
 
 
 class Single:
     """A sampler that learns one row per call. Unlike an `Engine`, it may not be asked while it learns.
 
-    It looks at a row when it is asked about it, and not again when it is learnt. Unless its sampler
-    shares its state with others, that is overwritten by the next row, apart from what rows do not change.
+    It looks at a row when it is asked about it, and not again when it is learnt. Its state is kept in few arrays.
+    Unless its sampler shares it with others, it is overwritten by the next row, apart from what rows do not change.
 
     Args:
         sampler: what learns, and has `look` and `teach`.
@@ -64,23 +85,35 @@ class Single:
 
     @property
     def state(self) -> Tree:
-        """What predictions are made from."""
-        return self._state
+        """What predictions are made from; small arrays are copies, in NumPy."""
+        return _whole(self.sampler, self.layout, on_host(self.held), self._lasting)
 
     @state.setter
     def state(self, state: Tree) -> None:
-        self._state = state
+        part = self.sampler.lasting
+        rest, lasting = state._replace(**{part: None}), getattr(state, part)
+        self.layout = layout_of(rest)
+        held = packed(self.layout, rest, np)
+        self.begin(held._replace(small=placed(held.small)), lasting)
+        self._found: dict[Hashable, Callable[..., Tree]] = {}  # programs for states of these shapes, by those of rows
+
+    def begin(self, held: Packed, lasting: Tree) -> None:
+        """Continue from a state of the same shapes, packed but for what rows do not change."""
+        self.held, self._lasting = held, lasting
         self._seen: tuple[bytes, Tree] | None = None  # the row looked at last, and what it said
 
     def feed(self, data: Data, weight: ArrayLike | None) -> Array | None:
         """Learn from one row `(x, y)`; return how probable a jump is, if the sampler says that."""
         data = as_rows(data, self._dtype)
         count = np.ones(1, self._dtype) if weight is None else np.asarray(weight, self._dtype)
-        state, part = self._state, self.sampler.lasting
-        seen, lasting = self._look(data[0]), getattr(state, part)
-        teach = program(taught, 1, False, None if self.sampler.shares else 2)
-        new, probability = teach(self.sampler, self.key, state._replace(**{part: None}), data, count, seen)
-        self._state, self._seen = new._replace(**{part: lasting}), None
+        given = self.key, self.held, data, count, self._look(data[0])
+        kind = data[0].shape, data[0].dtype, data[1].dtype
+        teach = self._found.get(kind)
+        if teach is None:
+            made = program(taught, 2, False, None if self.sampler.shares else 3)
+            teach = self._found[kind] = made.ready(self.sampler, self.layout, *given)
+        self.held, probability = teach(*given)
+        self._seen = None
         return probability
 
     def ask(self, x: Tree, what: Callable[..., Tree], *static: Hashable) -> Tree:
@@ -91,18 +124,22 @@ class Single:
             return self.engine().ask(x, what, *static)
         if what is self.sampler.answers:
             return np.asarray(self._look(x)[1])
-        found = program(said, 3, False)(self.sampler, what, static, self._state, x)
+        found = program(said, 4, False)(self.sampler, self.layout, what, static, self.held, self._lasting, x)
         return jax.tree.map(np.asarray, found)
 
     def _look(self, x: np.ndarray) -> Tree:
         row = x.tobytes()
         if self._seen is None or self._seen[0] != row:
-            self._seen = row, program(looked, 1, False)(self.sampler, self._state, x)
+            given, kind = (self.held, self._lasting, x), (x.shape, x.dtype)
+            look = self._found.get(kind)
+            if look is None:
+                look = self._found[kind] = program(looked, 2, False).ready(self.sampler, self.layout, *given)
+            self._seen = row, look(*given)
         return self._seen[1]
 
     def engine(self) -> Engine:
         """Return an engine with this sampler and state."""
-        return Engine(self.sampler, self.key, batch=1, state=self._state)
+        return Engine(self.sampler, self.key, batch=1, state=self.state)
 
     def __getstate__(self) -> dict[str, Any]:
         return {"engine": self.engine()}  # which knows how to be pickled

@@ -119,12 +119,12 @@ class Classifier(OnlineModel, base.MiniBatchClassifier):
 
     def predict_proba_one(self, x: Row, **kwargs: Any) -> dict[Any, float]:
         """Return the probability of every label seen so far."""
-        p = self._guess() if self._state is None else self._asked(Predictive.probabilities, [x])[0].tolist()
+        p = self._guess() if self._engine is None else self._asked(Predictive.probabilities, [x])[0].tolist()
         return self._spread(p)
 
     def _each(self, rows: list[Row]) -> list[dict[Hashable, float]]:
         """Return the probabilities of each row."""
-        known = self._state is not None and rows
+        known = self._engine is not None and rows
         return [
             self._spread(p)
             for p in (self._asked(Predictive.probabilities, rows).tolist() if known else [self._guess()] * len(rows))

@@ -6,7 +6,6 @@ from collections.abc import Callable, Hashable, Sequence
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 
 from opvi.adapters.river._features import Columns, Dates, Row
@@ -145,9 +144,9 @@ class OnlineModel:
                 for need, size in zip(sizes, self._sizes, strict=True)
             )
             self._sizes = tuple(grown)
-            whole = self._engines[0]
+            old = jax.tree.map(np.asarray, self._engines[0].state)
             fresh_state = Engine(self._sampler(self._sizes), self._number).state
-            self._engine = self._begun(self._widened(whole.state, fresh_state))
+            self._engine = self._begun(self._widened(old, fresh_state))
         if columns.count > known or len(columns.sparse) > sparse or len(columns.blank) < self._sizes[0]:
             columns.widen(self._sizes[0])
             columns.settle(rows, known)
@@ -177,8 +176,7 @@ class OnlineModel:
                 values = x[there, column]
                 if len(values) and (seen or not there.all()):  # the first rows need no help, but for the gaps
                     mean[column], square[column] = values.mean(), values.var() * seen
-            moments = moments._replace(mean=jnp.asarray(mean), square=jnp.asarray(square))
-            engine.state = engine.state._replace(moments=moments)
+            engine.state = engine.state._replace(moments=moments._replace(mean=mean, square=square))
 
     def _asked(self, what: Callable[..., Tree], rows: Sequence[Row]) -> Any:
         """Apply a function to the predictive at some rows; return arrays `[rows, …]`."""

@@ -110,7 +110,7 @@ class Regressor(OnlineModel, base.MiniBatchRegressor):
 
     def predict_one(self, x: Row, with_dist: bool = False) -> Any:
         """Return the predictive mean, or the whole predictive distribution; None before the first row."""
-        if self._state is None:
+        if self._engine is None:
             guess = self._guess()
             if guess is None:
                 return None
@@ -126,7 +126,7 @@ class Regressor(OnlineModel, base.MiniBatchRegressor):
     def predict_many(self, X: Frame) -> Series:
         """Return the predictive means of the rows of a data frame; NaN before the first row."""
         rows = rows_of(X)
-        if self._state is None or not rows:
+        if self._engine is None or not rows:
             guess = self._guess()
             return series_like(X, np.full(len(rows), np.nan if guess is None else guess))
         return series_like(X, self._asked(Predictive.mean, rows).astype(float) + self._target_origin)

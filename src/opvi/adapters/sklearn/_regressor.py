@@ -96,9 +96,10 @@ class OPVIRegressor(RegressorMixin, OnlineEstimator):
 
     def predict(self, X: ArrayLike, return_std: bool = False) -> np.ndarray | tuple[np.ndarray, np.ndarray]:
         """The predictive mean of each row; with `return_std` its standard deviation too: parameters and noise."""
+        if not return_std:
+            return self._located(self._predicted(Predictive.mean, X))
         mean, epistemic, aleatoric = self._predicted(_summary, X)
-        mean = self._located(mean)
-        return (mean, np.sqrt(epistemic + aleatoric)) if return_std else mean
+        return self._located(mean), np.sqrt(epistemic + aleatoric)
 
     def decompose(self, X: ArrayLike) -> Uncertainty:
         """Split the predictive variance into what more data would remove and the rest."""
