@@ -124,7 +124,7 @@ def vanished(process: Process | None, above: int = 0) -> Array | None:
         return None
     columns, fitted = process.points.shape[1], process.counts[1]
     u, (_, noise, v) = process.settings[0, :columns] - 0.5 * math.log(columns), jnp.exp(process.settings[0, columns:])
-    straight = v / columns * (process.alpha @ process.points)
+    straight = v / columns * _straight(process.settings[0]) * (process.alpha @ process.points)
     least = USEFUL + DOUBT * noise / jnp.clip(fitted.astype(noise.dtype), 1, ROWS)
     trust = jnp.where(fitted >= JUDGED, share(process), 0) * jnp.maximum(1 - noise / LEFT, 0)
     known = (u > VANISHED) & (process.scale.sd[:-1] > 0)  # a column that has not moved yet has not been seen
