@@ -48,6 +48,11 @@ def test_columns_that_a_process_knows_not_to_help_fade_and_others_stay():
     begin = gates.start(gates.FEW + 1, jnp.float32)
     state = UPDATE(begin, nothing, nothing, error, jnp.ones(20), False, surely)
     np.testing.assert_allclose(state.factor, np.exp(-gates.RATE * gates.FASTER * surely), rtol=1e-5)
+    part = jnp.ones((20, gates.FEW + 1))  # of which all was too much
+    state = UPDATE(begin, nothing, part, -jnp.ones(20), jnp.ones(20), False, -surely)  # but these help the process
+    usual = np.asarray(UPDATE(begin, nothing, part, -jnp.ones(20), jnp.ones(20)).factor)
+    np.testing.assert_allclose(state.factor, usual ** (1 - np.asarray(surely)), rtol=1e-5)
+    assert usual.max() < 0.9
 
 
 def test_of_few_columns_one_stays_that_chance_may_have_made_look_bad():

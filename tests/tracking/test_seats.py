@@ -108,16 +108,18 @@ def test_a_faded_column_loses_its_seat_to_one_that_helps():
 
 def test_networks_begin_again_when_factors_have_changed_and_rows_have_doubled():
     own = seats.start(COLUMNS, SEATS, jnp.float32)
-    assert seats.due(own, FACTOR, jnp.float32(120))
-    assert not seats.due(own, FACTOR, jnp.float32(119))
+    assert seats.due(own, FACTOR, jnp.float32(240))
+    assert not seats.due(own, FACTOR, jnp.float32(239))
     assert not seats.due(own, FACTOR, jnp.float32(4001))
-    assert not seats.due(own, jnp.ones(COLUMNS).at[0].set(0.1), jnp.float32(120))
-    new = seats.settled(own, FACTOR, jnp.float32(120))
+    assert not seats.due(own, jnp.ones(COLUMNS).at[0].set(0.1), jnp.float32(240))
+    faint = own._replace(factor=jnp.full(COLUMNS, 0.4))  # of which little is left to fade
+    assert not seats.due(faint, jnp.full(COLUMNS, 0.05), jnp.float32(240))
+    new = seats.settled(own, FACTOR, jnp.float32(240))
     assert bool(new.alone)
     assert sorted(new.chosen.tolist()) == [1, 2, 4]
-    assert not seats.due(new, jnp.ones(COLUMNS), jnp.float32(239))
-    assert seats.due(new, jnp.ones(COLUMNS), jnp.float32(240))
-    assert not seats.settled(new, jnp.ones(COLUMNS).at[0].set(0.1), jnp.float32(240)).alone  # four help
+    assert not seats.due(new, jnp.ones(COLUMNS), jnp.float32(479))
+    assert seats.due(new, jnp.ones(COLUMNS), jnp.float32(480))
+    assert not seats.settled(new, jnp.ones(COLUMNS).at[0].set(0.1), jnp.float32(480)).alone  # four help
 
 
 def test_the_default_has_seats_in_tables_of_middling_width_only():

@@ -4,7 +4,7 @@ Let $g_j = z_j\, \partial f / \partial z_j$ be what column j adds to a predictio
 $\sum e g_j$ is 0 for a column whose part is right, and $-\sum g_j^2$ for one that adds nothing but noise. The factor
 follows the regression of e on $g_j$, and returns when the column begins to help. A column that errors correlate with,
 or with its square, does not fade and returns: networks need many rows to learn from it. While rows are few, a Gaussian
-process (`_process`) knows better which of many columns do not help, and those fade.
+process (`_process`) knows better which of many columns do not help, and those fade; those that help it do not.
 """
 
 from typing import NamedTuple
@@ -79,7 +79,7 @@ def update(
         error: the errors of the predictions.
         weight: the weights of the rows.
         patient: whether more of a column's part may be too much, because networks begin again when it has faded.
-        vanished: how surely columns do not help, by a Gaussian process, from 0 to 1.
+        vanished: how surely columns do not help, by a Gaussian process, from 0 to 1; below 0, how surely they do.
     """
     rows = weight.sum()
     share = rows / USUAL_ROWS
@@ -95,7 +95,8 @@ def update(
     down = _down(slope, product, square, squared / jnp.maximum(seen, 1), patient)
     push = jnp.clip(jnp.maximum(slope, 0) + down, -1, 1)
     if vanished is not None:
-        push -= vanished * (FASTER + push)
+        push -= jnp.maximum(vanished, 0) * (FASTER + push)
+        push = jnp.maximum(push, (1 + jnp.minimum(vanished, 0)) * push)  # what fades less may still return
     push = jnp.where(clear, 1, push)
     smallest = FEW_SMALLEST if len(slope) <= FEW else SMALLEST
     factor = jnp.clip(gates.factor * jnp.exp(RATE * share * push), smallest, 1)

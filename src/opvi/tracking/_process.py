@@ -1,14 +1,15 @@
 r"""A Gaussian process over the last rows: it learns from tens of rows what networks need hundreds for.
 
-$$k(a, b) = s \Big(1 + \tfrac14 \sum_j (a_j - b_j)^2 / \ell_j^2\Big)^{-2} + \frac{v}{F} a^\top b + c, \qquad
+$$k(a, b) = s \Big(1 + \tfrac14 \sum_j (a_j - b_j)^2 / \ell_j^2\Big)^{-2} + \frac{v}{F} \sum_j h_j a_j b_j + c, \qquad
   p(x) = k(x, X) (K + \sigma^2 / w)^{-1} y$$
 
 Its settings $\ell, s, \sigma^2, v$ climb the marginal likelihood, a few steps whenever a tenth more rows have come. Of
 many columns, one either helps, and has a length of about $\sqrt F$, or it does not, and has one of about $e^3 \sqrt F$;
-how many do not is learnt. One that has been constant so far begins with the long one. The networks' mean m becomes
-$m + g (p - m)$, with the g in [0, 1] that would have served the last rows best, each predicted before it was learnt.
-While there are few rows, or few since a jump, g is near 1; networks that have seen thousands make it 0. Rows are kept
-as they came, so nothing changes with the units of the networks.
+how many do not is learnt. $h_j$ falls from 1 to 0 as the length becomes long; where columns are few, it is 1. A column
+that has been constant so far begins with the long length. The networks' mean m becomes $m + g (p - m)$, with the g in
+[0, 1] that would have served the last rows best, each predicted before it was learnt. While there are few rows, or few
+since a jump, g is near 1; networks that have seen thousands make it 0. Rows are kept as they came, so nothing changes
+with the units of the networks.
 """
 
 import math
@@ -40,6 +41,7 @@ USUAL = (1.0, 0.1, 0.3)  # s, σ², v: the middle of their priors
 SPREAD = 1.8  # of the logarithms of these three, in their priors; that of the lengths is 1
 LONG = 3.0  # logarithm of the length of a column that does not help, in units of √F; the largest is the same
 HELP = 10  # columns; of more, the rest is thought not to help, as if that had been seen in so many columns
+LESS, STEEP = 2.0, 4.0  # of many columns: the same logarithm at which one has half a straight part, and how steeply
 LARGEST_SIZE = 4.0  # of s: sums of larger numbers that nearly cancel would lose their digits
 SMALLEST_NOISE = 3e-4  # of the variance of y: with less, rounding would show
 MEMORY = 0.95  # of the squared errors behind g, for 20 rows
@@ -47,6 +49,7 @@ RIDGE = 5.0  # usual squared errors: pulls g towards a half
 LARGEST = 5.0  # times the usual error: what a row may say about g
 JUDGED = 180  # rows from which on it can tell which columns help
 VANISHED = 2.0  # logarithm of a length, in units of √F, from which on a column does not help by the bent part
+SHORT = 1.0  # the same logarithm, below which it helps, surely if it is half a unit less
 USEFUL = 0.002  # of the variance of y: a column that explains more helps
 LEFT = 0.25  # of the variance of y: if so much is noise to it, columns may help in ways that it cannot see
 DOUBT = 12.0  # variances of a straight slope, that are added to that
@@ -111,20 +114,22 @@ def share(process: Process) -> Scalar:
 
 
 def vanished(process: Process | None, above: int = 0) -> Array | None:
-    r"""Return how surely each of more than `above` columns does not help, from 0 to 1.
+    r"""Return how surely each of more than `above` columns does not help, from 0 to 1; below 0, that it does help.
 
-    Its length must be long, and its straight slope, whose square is the share of the variance of y that it explains,
-    small. That counts less where networks predict better, or where much is noise to the process.
+    If it does not, its length is long, and its straight slope, whose square is the share of the variance of y that it
+    explains, small; if it does, its length is short. Both count less where networks predict better, or where much is
+    noise to the process.
     """
     if process is None or process.points.shape[1] <= above:
         return None
     columns, fitted = process.points.shape[1], process.counts[1]
     u, (_, noise, v) = process.settings[0, :columns] - 0.5 * math.log(columns), jnp.exp(process.settings[0, columns:])
-    straight = v / columns * (process.alpha @ process.points)
+    straight = v / columns * _straight(process.settings[0]) * (process.alpha @ process.points)
     least = USEFUL + DOUBT * noise / jnp.clip(fitted.astype(noise.dtype), 1, ROWS)
     trust = jnp.where(fitted >= JUDGED, share(process), 0) * jnp.maximum(1 - noise / LEFT, 0)
     known = (u > VANISHED) & (process.scale.sd[:-1] > 0)  # a column that has not moved yet has not been seen
-    return trust * jnp.where(known, jnp.clip(jnp.log(least / (straight**2 + 1e-9)), 0, 1), 0)
+    surely = jnp.where(known, jnp.clip(jnp.log(least / (straight**2 + 1e-9)), 0, 1), 0)
+    return trust * (surely - jnp.clip(2 * (SHORT - u), 0, 1))
 
 
 def beside(process: Process | None, scale: Scale, x: Array) -> Beside | None:
@@ -310,13 +315,21 @@ def _parts(settings: Array, a: Array, b: Array, apart: bool = False) -> tuple[tu
     """
     columns = a.shape[1]
     length, (s, _, v) = jnp.exp(settings[:columns]), jnp.exp(settings[columns:])
-    u, w = a / length[None], b / length[None]
+    u, w, b = a / length[None], b / length[None], b * _straight(settings)[None]
     if apart:
         q, product = ((u[:, None] - w[None]) ** 2).sum(2), (a[:, None] * b[None]).sum(2)
     else:
         q, product = jnp.maximum((u**2).sum(1)[:, None] + (w**2).sum(1)[None] - 2 * u @ w.T, 0), a @ b.T
     inner = 1 / (1 + q / 4)
     return (inner, s * inner**2), v / columns * product + CONSTANT
+
+
+def _straight(settings: Array) -> Array:
+    r"""Return the weights $h_j$ of the columns in the straight part: of many, those with long lengths have less."""
+    columns = len(settings) - 3
+    if columns <= HELP:
+        return jnp.ones(columns, settings.dtype)
+    return jax.nn.sigmoid(STEEP * (LESS + 0.5 * math.log(columns) - settings[:columns]))
 
 
 def _noise(settings: Array) -> Scalar:
@@ -333,11 +346,11 @@ def _slopes(settings: Array, G: Array, bend: Array, bent: Array, z: Array, weigh
     noise, v = jnp.exp(settings[-2]), jnp.exp(settings[-1])
     M, u = G * bend, z / jnp.exp(settings[:columns])[None]
     lengths = 2 * (M.sum(1) @ u**2 - (u * (M @ u)).sum(0))
-    rest = [
-        (G * bent).sum(),
-        (diagonal(G) / jnp.maximum(weight, 1e-3)).sum() * noise,
-        (z * (G @ z)).sum() * v / columns,
-    ]
+    h = _straight(settings)
+    line = (z * (G @ z)).sum(0) * h * v / columns
+    if columns > HELP:
+        lengths -= STEEP * (1 - h) * line
+    rest = [(G * bent).sum(), (diagonal(G) / jnp.maximum(weight, 1e-3)).sum() * noise, line.sum()]
     return jnp.concatenate([lengths, jnp.stack(rest)])
 
 
@@ -345,4 +358,4 @@ def _own(settings: Array, z: Array) -> Array:
     """Return the variances of the function at z."""
     columns = z.shape[1]
     s, _, v = jnp.exp(settings[columns:])
-    return s + v / columns * (z**2).sum(1) + CONSTANT
+    return s + v / columns * (z**2 * _straight(settings)[None]).sum(1) + CONSTANT

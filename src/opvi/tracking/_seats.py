@@ -18,9 +18,9 @@ from opvi.types import Array, Scalar
 
 LEAVES = 0.5  # factor of a column below which it may lose its seat
 ENTERS = 0.7  # and above which it may take one
-FIRST = 60.0  # rows: half of those after which networks may begin again; then twice as many, and so on
+FIRST = 120.0  # rows: half of those after which networks may begin again; then twice as many, and so on
 LAST = 4000.0  # rows after which they do not
-CHANGE = 1.0  # of all factors together, that is worth it
+CHANGE = 1.0  # of all squared factors together, that is worth it: of a column that has nearly faded little is left
 
 
 class Seats(NamedTuple):
@@ -106,7 +106,7 @@ def moved(seats: Seats, factor: Array) -> tuple[Array, Array]:
 
 def due(seats: Seats, factor: Array, rows: Scalar) -> Array:
     """Return whether networks should begin again, `rows` after the start."""
-    changed = jnp.abs(factor - seats.factor).sum() > CHANGE
+    changed = jnp.abs(factor**2 - seats.factor**2).sum() > CHANGE
     return changed & (rows >= 2 * seats.rows) & (rows <= LAST)
 
 
