@@ -476,10 +476,24 @@ MUTANTS = [
     ),
     Mutant(
         "class networks take whole steps",
-        "src/opvi/filters/_gauss_newton.py",
+        "src/opvi/filters/_looking.py",
         "return jnp.minimum(1, jnp.sqrt(LARGEST_CHANGE / (divergence + 1e-9)))",
         "return jnp.ones_like(divergence)",
         "tests/filters/test_survival.py",
+    ),
+    Mutant(
+        "class networks are linearised once",
+        "src/opvi/filters/_gauss_newton.py",
+        "if seen.regression is None:\n            new, move = _again",
+        "if False:\n            new, move = _again",
+        "tests/filters/test_gauss_newton.py",
+    ),
+    Mutant(
+        "class probabilities leave the covariances out",
+        "src/opvi/tracking/_calibrated.py",
+        "isinstance(plain.components, Classes) and isinstance(sampler.sampler, GaussNewton)",
+        "False",
+        "tests/tracking/test_tracker.py",
     ),
     Mutant(
         "AdaptiveNoise.share ignored",

@@ -49,6 +49,33 @@ def test_a_step_of_a_classifier_is_a_gauss_newton_step(classes):
         np.testing.assert_allclose(after, move, rtol=2e-3, atol=2e-4)
 
 
+def test_a_network_for_classes_is_linearised_again_where_its_first_step_led():
+    """The second step of Gauss–Newton from the particle's own Gaussian, and the covariance there."""
+    target = opvi.mlp(2, (3,), opvi.categorical(), outputs=3, activation=jnp.tanh, prior_variance=0.1)
+    rng = np.random.default_rng(1)
+    X, y = rng.normal(size=(7, 2)).astype(np.float32), rng.integers(0, 3, 7)
+    algorithm = opvi.gauss_newton(target, forgetting=1.0)
+    state = algorithm.init(KEY, 2)
+    new, _ = algorithm.step(KEY, state, opvi.batch((X, y), pad_to=8))
+
+    def logits(v):
+        return target.predict(target.unravel(v), jnp.asarray(X)).logits
+
+    at = jax.jit(lambda v: (logits(v), jax.jacrev(logits)(v)))
+    for i, start in enumerate(np.asarray(state.particles)):
+        w = start
+        for _ in range(2):
+            f, J = (np.asarray(a, float) for a in at(w))
+            p = np.exp(f) / np.exp(f).sum(1, keepdims=True)
+            H = np.eye(3) * p[:, None] - p[:, :, None] * p[:, None]
+            G = np.einsum("bci,bcd,bdj->ij", J, H, J)
+            g = np.einsum("bci,bc->i", J, np.eye(3)[y] - p)
+            C = np.linalg.inv(np.eye(target.dim) / 0.1 + G)
+            w = start + C @ (g + G @ (w - start))
+        np.testing.assert_allclose(new.particles[i], w, rtol=2e-3, atol=2e-4)
+        np.testing.assert_allclose(new.past.matrices[i, 0], C, rtol=2e-3, atol=2e-4)
+
+
 def test_covariances_stay_symmetric_bounded_and_positive():
     target = opvi.mlp(3, (6,), activation=jnp.tanh, prior_variance=None)
     algorithm = opvi.gauss_newton(target, forgetting=0.9, noise=opvi.filters.AdaptiveNoise(), largest_growth=4.0)

@@ -26,6 +26,7 @@ OWN = opvi.target(lambda v: -(v**2).sum() / 2, lambda v, y: -((y - v[0]) ** 2) /
         (opvi.mlp(8, (50,), prior_variance=None), {}, "full covariances: 501 parameters take 20 of 64 MB"),
         (opvi.mlp(8, (50,), prior_variance=None), {"budget": 5e6}, "blocks of"),
         (opvi.mlp(8, (50,), prior_variance=None), {"half_life": math.inf}, "nothing is forgotten"),
+        (opvi.mlp(8, (50,), opvi.bernoulli()), {}, "nothing is forgotten"),
         (opvi.mlp(300, (40,), opvi.categorical(), outputs=3, prior_variance=None), {"budget": 1e6}, "KFAC"),
         (opvi.mlp(8, (50,), prior_variance=opvi.targets.Gamma()), {}, "first-order OPVI"),
     ],
@@ -101,6 +102,18 @@ def test_rows_unlike_the_example_are_refused():
 
 
 # --- calibration of any sampler -----------------------------------------------------------------
+
+
+def test_class_probabilities_include_the_covariances():
+    target = opvi.mlp(2, (3,), opvi.bernoulli(), activation=jnp.tanh)
+    sampler = opvi.gauss_newton(target)
+    tracker = opvi.calibrated(sampler, target, particles=2)
+    x = np.random.default_rng(0).normal(size=(40, 2)).astype(np.float32)  # more than are averaged at once
+    state = tracker.init(KEY)
+    found = tracker.predict(state, x)
+    assert found.components.logit.shape == (2, 40)
+    expected = jax.jit(lambda inner: sampler.predict(inner, x).mean())(state.inner)
+    np.testing.assert_allclose(found.mean(), expected, atol=1e-5)
 
 
 @pytest.mark.slow

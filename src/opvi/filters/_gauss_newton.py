@@ -24,16 +24,16 @@ from opvi._steps import (
 from opvi.filters import _covariance as covariance
 from opvi.filters import _kalman as kalman
 from opvi.filters._covariance import Blocks, Covariance, exactly, within
-from opvi.filters._looking import AdaptiveNoise, Seen, believed, look
+from opvi.filters._looking import AdaptiveNoise, Seen, believed, held_back, look
 from opvi.filters._prior import GaussianPrior, distribution, gaussian_prior, jacobian, linear_outputs
 from opvi.filters._robust import checked_robust
-from opvi.filters._spread import spread_out
+from opvi.filters._spread import averaged, spread_out
 from opvi.predictive import Distribution, Predictive
 from opvi.targets import Target, cast, check_batch
 from opvi.types import Array, Batch, Key, Particles, Predicted, Scalar, Schedule, Start, State, Tree, at_round
 
-LARGEST_CHANGE = 0.2  # mean KL divergence of a curved model's class probabilities, before and after a step
 SMALLEST_SHARE = 1e-12  # of a prior's variance: a smaller one of a linear model is rounding error
+ROWS = 32  # whose class probabilities are averaged at once: their derivatives take much more room than they do
 LARGEST_STEP = 1e3  # of a parameter of a curved model, in deviations of the largest variance that forgetting allows
 
 
@@ -100,7 +100,9 @@ class GaussNewton(TargetSampler):
         seen, rows, product = believed(self.noise, seen, rows, product, clock, self.robust)
         new = kalman.gain(rows[:, :, :-1], product[:, :, :-1])
         move = kalman.move_by_score(new, rows[:, :, -1], product[:, :, -1])
-        move = move * _held_back(seen, rows, move)[:, None, None]
+        move = move * held_back(seen, rows, move)[:, None, None]
+        if seen.regression is None:
+            new, move = _again(self, state, fade, blocks, seen, move, clock)
         learnt = ~jnp.isnan(log_predictive)  # otherwise the rows are bad, and not the particles
         good = (new.surprise > kalman.SMALLEST_SURPRISE).all(1)
         good &= jnp.isfinite(move.sum((1, 2)) + (new.rows**2).sum((1, 2, 3)) + seen.error)
@@ -137,19 +139,11 @@ class GaussNewton(TargetSampler):
     @exactly
     def predict(self, state: State, x: Tree) -> Predictive:
         """Return the posterior predictive at inputs x, including each particle's uncertainty from its covariance."""
-        w, past, target = state.particles, state.past, self.target  # type: ignore[attr-defined]
-        x = jax.tree.map(lambda a: jnp.asarray(a, w.dtype), x)
-        if linear_outputs(target, x):  # the particles of a linear model are one
-            mean = jnp.asarray(_prior(target).mean, w.dtype)[None]
-            w, past = jnp.where(state.round == 0, mean, w[:1]), past._replace(matrices=past.matrices[:1])
-        blocks = _blocks(self, state.particles)
+        return spread_out(*_outputs(self, state, x))  # type: ignore[arg-type]
 
-        def one(w: Array, C: Array) -> tuple[Distribution, Array]:
-            """Return a particle's head, and the covariances of its outputs: `[B, C, C]`."""
-            J = blocks.gather(jacobian(target, w, x))  # [B, C, K, D]
-            return distribution(target, w, x), jnp.einsum("bckd,kde,bfke->bcf", J, C, J)
-
-        return spread_out(*jax.vmap(one)(w, past.matrices))
+    def averaged(self, state: GaussNewtonState, x: Tree) -> Predictive:
+        """Return the same for classes, with one component per particle, in little memory."""
+        return Predictive(_averaged(self, state, x))
 
 
 def gauss_newton(
@@ -290,13 +284,32 @@ def _batch_evidence(seen: Seen, new: kalman.Gain) -> Scalar:
 # --- curved models ------------------------------------------------------------------------------
 
 
-def _held_back(seen: Seen, rows: Array, move: Array) -> Array:
-    """Return how much of its move each particle makes: as much as leaves class probabilities near what they were."""
-    if seen.regression is not None:
-        return jnp.ones(len(move), move.dtype)
-    moved = jnp.einsum("nkrd,nkd->nr", rows[:, :, :-1], move)
-    divergence = 0.5 * (moved**2).sum(1) / jnp.maximum(seen.batch.weight.sum(), 1e-30)
-    return jnp.minimum(1, jnp.sqrt(LARGEST_CHANGE / (divergence + 1e-9)))
+def _again(
+    sampler: GaussNewton,
+    state: GaussNewtonState,
+    fade: covariance.Fading,
+    blocks: Blocks,
+    seen: Seen,
+    move: Array,
+    clock: Clock,
+) -> tuple[kalman.Gain, Array]:
+    r"""Return the gain and the move with the model linearised once more, where a first move m has led.
+
+    $$m \gets C' (J^\top g + A^\top A m), \qquad C' = (C^{-1} + A^\top A)^{-1}$$
+
+    is the next step of Gauss–Newton towards the mode of the particle's own Gaussian times the likelihood of the batch.
+    """
+    move = jnp.where(jnp.isfinite(move).all((1, 2), keepdims=True), move, 0)
+    at = state.particles + blocks.scatter(move)
+    seen = look(sampler.target, sampler.noise, at, seen.error, seen.batch, clock, None)
+    rows = jnp.moveaxis(blocks.gather(seen.rows), 1, 2)  # [n, K, R + 1, D]
+    A = rows[:, :, :-1]
+    back = jnp.einsum("nkrd,nr->nkd", A, jnp.einsum("nkrd,nkd->nr", A, move))
+    rows = rows.at[:, :, -1].add(back)
+    product = covariance.faded_times(rows, state.past, fade)
+    new = kalman.gain(A, product[:, :, :-1])
+    more = kalman.move_by_score(new, rows[:, :, -1], product[:, :, -1]) - move
+    return new, move + more * held_back(seen, rows, more)[:, None, None]
 
 
 # --- what all models share ----------------------------------------------------------------------
@@ -307,6 +320,33 @@ def _gamma(sampler: GaussNewton, batch: Batch, clock: Clock) -> Array:
     if sampler.half_life is None:
         return at_round(sampler.forgetting, clock.t)
     return jnp.exp2(-batch.weight.sum() / at_round(sampler.half_life, clock.seen_rows))
+
+
+def _outputs(sampler: GaussNewton, state: GaussNewtonState, x: Tree) -> tuple[Distribution, Array]:
+    """Return the particles' heads at inputs x, and the covariances of their outputs: `[n, B, C, C]`."""
+    w, past, target = state.particles, state.past, sampler.target
+    x = jax.tree.map(lambda a: jnp.asarray(a, w.dtype), x)
+    if linear_outputs(target, x):  # the particles of a linear model are one
+        mean = jnp.asarray(_prior(target).mean, w.dtype)[None]
+        w, past = jnp.where(state.round == 0, mean, w[:1]), past._replace(matrices=past.matrices[:1])
+    blocks = _blocks(sampler, state.particles)
+
+    def one(w: Array, C: Array) -> tuple[Distribution, Array]:
+        """Return a particle's head, and the covariances of its outputs: `[B, C, C]`."""
+        J = blocks.gather(jacobian(target, w, x))  # [B, C, K, D]
+        return distribution(target, w, x), jnp.einsum("bckd,kde,bfke->bcf", J, C, J)
+
+    return jax.vmap(one)(w, past.matrices)
+
+
+@partial(jax.jit, static_argnums=0)
+@exactly
+def _averaged(sampler: GaussNewton, state: GaussNewtonState, x: Tree) -> Distribution:
+    def some(x: Tree) -> Distribution:  # rows, each a batch of its own
+        return jax.tree.map(lambda a: a[:, 0], averaged(*_outputs(sampler, state, jax.tree.map(lambda a: a[None], x))))
+
+    found = jax.lax.map(some, x, batch_size=ROWS)
+    return jax.tree.map(lambda a: jnp.moveaxis(a, 0, 1), found)
 
 
 @partial(jax.jit, static_argnums=(0, 3))

@@ -319,7 +319,7 @@ def _renewed(
 ) -> tuple[Array | None, Array, Array, Array]:
     """Return A, its damped inverse P, the gain $P a^T$, and the remaining damping for G; a is weighted."""
     # α of each target: the precision that both factors' damping multiplies to.
-    alphas = sampler.damping / np.array([a.mlp.prior_variances[index].weights for a in sampler.architectures])
+    alphas = sampler.damping / np.array([a.mlp.start_variances[index] for a in sampler.architectures])
     mean_G = diagonal(G).mean(1) + SMALL  # [n]
     alpha = jnp.repeat(jnp.asarray(alphas, G.dtype), len(G) // len(alphas))  # [n]
     level, common = mean_G, alpha

@@ -14,6 +14,7 @@ from opvi.predictive import Classes, Normal
 from opvi.targets import Target
 from opvi.types import Array, Batch, Particles
 
+LARGEST_CHANGE = 0.2  # mean KL divergence of a curved model's class probabilities, before and after a step
 MEMORY_OF_ERRORS = 20.0  # rounds over which a particle's squared prediction error is averaged
 
 
@@ -109,6 +110,15 @@ def believed(
 
     seen = seen._replace(error=error, regression=Regression(residual, new), batch=batch)
     return seen, scaled(rows), scaled(product)
+
+
+def held_back(seen: Seen, rows: Array, move: Array) -> Array:
+    """Return how much of its move each particle makes: as much as leaves class probabilities near what they were."""
+    if seen.regression is not None:
+        return jnp.ones(len(move), move.dtype)
+    moved = jnp.einsum("nkrd,nkd->nr", rows[:, :, :-1], move)
+    divergence = 0.5 * (moved**2).sum(1) / jnp.maximum(seen.batch.weight.sum(), 1e-30)
+    return jnp.minimum(1, jnp.sqrt(LARGEST_CHANGE / (divergence + 1e-9)))
 
 
 def _running_error(residual: Array, error: Array, weight: Array, clock: Clock) -> Array:

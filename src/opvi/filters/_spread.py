@@ -3,13 +3,24 @@
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.scipy.special import logsumexp
 
 from opvi._factors import eigenvectors
-from opvi.predictive import Categorical, Distribution, Normal, Predictive, StudentT
+from opvi.predictive import Bernoulli, Categorical, Classes, Distribution, Normal, Predictive, StudentT
 from opvi.types import Array
 
 NODES = 16  # of the quadrature over a logit
 DRAWS = 64  # of the logits of several classes, in pairs of opposite sign
+
+
+def averaged(dist: Distribution, covariance: Array) -> Classes:
+    """Return class probabilities of every particle, averaged over the uncertainty of its outputs; as `spread_out`."""
+    spread = spread_out(dist, covariance)
+    log_p = spread.components.log_probabilities()  # type: ignore[union-attr]
+    log_p = log_p.reshape(len(covariance), -1, *log_p.shape[1:])  # [n, draws or nodes, B, C]
+    weights = spread.log_mixture_weights().reshape(*log_p.shape[:2])
+    log_p = logsumexp(log_p + jax.nn.log_softmax(weights)[:, :, None, None], axis=1)
+    return Categorical(log_p) if isinstance(dist, Categorical) else Bernoulli(log_p[..., 1] - log_p[..., 0])
 
 
 def spread_out(dist: Distribution, covariance: Array) -> Predictive:

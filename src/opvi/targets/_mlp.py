@@ -103,6 +103,7 @@ class MLP:
     bias_spread: float = 0.0  # standard deviation of the hidden layers' starting biases; the last is 0
     output_spread: float | None = None  # s of the last layer, where it differs
     prior_variance: float | None = None  # of all parameters, where it is not that of the starting weights
+    wider: tuple[float, float] = (1.0, 1.0)  # prior variances of hidden layers and last weights, over the starting ones
 
     @property
     def shapes(self) -> tuple[tuple[int, int], ...]:
@@ -129,8 +130,15 @@ class MLP:
         """Prior variances of each layer's weights and biases."""
         if self.prior_variance is not None:
             return (Layer(self.prior_variance, self.prior_variance),) * len(self.shapes)
-        variances = [spread.weights**2 for spread in self.spreads]
-        return (*(Layer(v, v) for v in variances[:-1]), Layer(variances[-1], 1.0))
+        (hidden, last), variances = self.wider, self.start_variances
+        return (*(Layer(hidden * v, hidden * v) for v in variances[:-1]), Layer(last * variances[-1], 1.0))
+
+    @property
+    def start_variances(self) -> list[float]:
+        """Variances of each layer's starting weights, or of all parameters where one prior variance is given."""
+        if self.prior_variance is not None:
+            return [self.prior_variance] * len(self.shapes)
+        return [spread.weights**2 for spread in self.spreads]
 
     def init(self, key: Key) -> tuple[Layer[Array], ...]:
         """Draw the starting weights of one network."""

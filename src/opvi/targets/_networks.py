@@ -16,6 +16,7 @@ from opvi.targets._target import Architecture, Method, Target, target
 from opvi.types import Array, Data, Key, Params
 
 CLASSES = (bernoulli().distribution, categorical().distribution)  # whose y are whole numbers
+WIDER = 2.0, 9.0  # their priors in hidden and last layers, over the variances of starting weights
 
 
 @dataclass(frozen=True)
@@ -125,8 +126,9 @@ def mlp(
         outputs: classes for a categorical head, otherwise 1.
         activation: between layers.
         prior_variance: see `network`; None makes it each layer's starting variance, and 1 for the last bias. "auto" is
-            None for hidden layers below a Bernoulli or categorical head, and otherwise 1: with 1 for every weight, a
-            wide network would be certain of its classes before any row.
+            1, except for networks with hidden layers and a Bernoulli or categorical head: twice the starting
+            variances, nine times in the last layer. With 1 for every weight, a wide network would be certain of its
+            classes before any row; with the starting variances it could never become certain.
         weight_spread: $s$; 1 suits tanh, $\sqrt 2$ ReLU.
         bias_spread: standard deviation of the hidden layers' starting biases.
         output_spread: $s$ of the last layer, where it differs.
@@ -136,13 +138,16 @@ def mlp(
     if min(sizes) < 1:
         raise ValueError(f"layer sizes are {sizes}, but each must be at least 1.")
     head = head or gaussian()
+    wider = (1.0, 1.0)
     if prior_variance == "auto":
-        prior_variance = None if hidden and head.distribution in CLASSES else 1.0
+        prior_variance = 1.0
+        if hidden and head.distribution in CLASSES:
+            prior_variance, wider = None, WIDER
     elif isinstance(prior_variance, str):
         raise ValueError(f'`prior_variance` is {prior_variance!r}, but must be a number, a `Gamma`, None or "auto".')
     inferred = prior_variance if isinstance(prior_variance, Gamma) else None
     given = None if isinstance(prior_variance, Gamma) else prior_variance
-    net = MLP(sizes, activation, weight_spread, bias_spread, output_spread, given)
+    net = MLP(sizes, activation, weight_spread, bias_spread, output_spread, given, wider)
     made = network(Method(net, "apply"), Method(net, "init"), head, prior_variance=inferred or net.prior_variances)
     if inferred or head.noise_prior is not None:  # no layer has a variance to name
         return made

@@ -8,6 +8,7 @@ import jax.numpy as jnp
 
 from opvi._steps import compiled, mean_over
 from opvi.filters._covariance import exactly
+from opvi.filters._gauss_newton import GaussNewton
 from opvi.predictive import Classes, Normal, Predictive
 from opvi.predictive import predict as predict_with
 from opvi.targets import Target, cast, check_batch
@@ -57,7 +58,7 @@ class Calibrated(Wrapper):
 
     def predict(self, state: Wrapped, x: Tree) -> Predictive:
         """Return the calibrated posterior predictive at inputs x."""
-        plain = predict_with(self.target, state.particles, x)
+        plain = _plain(self, state, x)
         if isinstance(plain.components, Normal):
             errors = state.own.errors
             return Predictive(calibration.predictive(errors, _combined(errors, plain.components.mean)))
@@ -85,6 +86,14 @@ def calibrated(sampler: Sampler, target: Target, *, particles: int | None = 20, 
     return Calibrated(sampler, target, particles, about=about or getattr(sampler, "about", ""))
 
 
+def _plain(sampler: Calibrated, state: Wrapped, x: Tree) -> Predictive:
+    """Return what is to be calibrated: class probabilities include what each particle's covariance leaves open."""
+    plain = predict_with(sampler.target, state.particles, x)
+    if isinstance(plain.components, Classes) and isinstance(sampler.sampler, GaussNewton):
+        return sampler.sampler.averaged(state.inner, x)  # type: ignore[arg-type]
+    return plain
+
+
 def _combined(errors: Calibration, means: Array) -> Combined:
     """Return the particles' means combined into one prediction."""
     none = jnp.zeros((len(calibration.trusted(errors)), means.shape[1]), means.dtype)
@@ -99,7 +108,7 @@ def _learn(sampler: Calibrated, state: Wrapped, batch: Batch) -> tuple[Known, Pr
     """Return what is known after the errors on this batch, and what was predicted for it."""
     known: Known = state.own
     x, y = batch.data
-    plain = predict_with(sampler.target, state.particles, x)
+    plain = _plain(sampler, state, x)
     if isinstance(plain.components, Normal):
         means = plain.components.mean
         one = _combined(known.errors, means)

@@ -10,7 +10,7 @@ from opvi.filters import AdaptiveNoise, gauss_newton, kfac, sl_opvi
 from opvi.filters._gauss_newton import blocks_for
 from opvi.filters._prior import GaussianPrior, gaussian_prior
 from opvi.flows import first_order
-from opvi.targets import Target
+from opvi.targets import CLASSES, Target
 from opvi.tracking import replay
 from opvi.tracking._calibrated import calibrated
 from opvi.tracking._drift import watched
@@ -47,8 +47,8 @@ def tracker(
             accurate where a surrogate alone is not. Ready-made models and those of `opvi.from_numpyro` know their rows.
         particles: the number of particles; 100 for few parameters, otherwise 20.
         half_life: in rows; data older than that count half. None never forgets, except that Gauss–Newton particles
-            let the oldest rows fade, because those were linearised at weights long gone: a half-life of
-            460 rows and 23 % of the rows seen. `math.inf` stops that too.
+            of networks for numbers let the oldest rows fade, because those were linearised at weights long gone: a
+            half-life of 460 rows and 23 % of the rows seen. `math.inf` stops that too.
         budget: bytes for what particles remember of the past.
         memory_rows: choose the first-order sampler, and let it learn again from a sample of this many rows.
         watch: report changes of the data in `info.changed`.
@@ -97,12 +97,14 @@ def _choose(
         form = "full covariances" if count == 1 else f"covariances in {count} blocks of {size}"
         used = n * blocks.numbers * 4 / 1e6
         linear = target.architecture is not None and len(target.architecture.mlp.shapes) == 1
+        usual = math.inf if _classes(target) else _fresh
+        known = linear or half_life is not None or usual == math.inf
         about = (
             f"Gauss–Newton, {n} particles with {form}: {d} parameters take {used:.0f} of {budget / 1e6:.0f} MB; "
-            f"{_memory_of(half_life) if linear or half_life is not None else 'half-life 460 rows + 23 % of those seen'}"
+            f"{_memory_of(half_life) if known else 'half-life 460 rows + 23 % of those seen'}"
         )
         filtered = gauss_newton(
-            target, half_life=_fresh if half_life is None else half_life, noise=AdaptiveNoise(), budget=budget
+            target, half_life=usual if half_life is None else half_life, noise=AdaptiveNoise(), budget=budget
         )
         if linear:
             return replace(filtered, eased=True, particles=n, about=about)
@@ -131,6 +133,11 @@ def _window(example: Data, most: int) -> int:
 def _suits(prior: GaussianPrior | None, blocks: int) -> bool:
     """Return whether Gauss–Newton particles can start from a prior; a correlated one needs full covariances."""
     return prior is not None and (prior.covariance is None or blocks == 1)
+
+
+def _classes(target: Target) -> bool:
+    """Return whether a target is a ready-made network for classes, whose rows are linearised where they have led."""
+    return target.architecture is not None and target.architecture.head.distribution in CLASSES
 
 
 def _fresh(rows: Array) -> Array:
