@@ -42,7 +42,7 @@ def compiler_options(quick: bool, long_loops: bool = False) -> dict[str, int | b
 
 
 @cache
-def inline_device() -> Any:
+def inline_device() -> jax.Device | None:
     """Return a CPU device whose programs run in the calling thread; None if the default device is not a CPU.
 
     JAX's own CPU devices hand a program to another thread and wait for it, which takes longer than a small program

@@ -117,7 +117,7 @@ def test_settings_climb_the_marginal_likelihood():
     assert 0.03**2 < noise < 0.1**2  # 0.05² is true, 0.1 was the start
 
     def evidence(settings):
-        (_, bent), line = processes._parts(settings, jnp.asarray(x), jnp.asarray(x))
+        (_, bent), line = processes._parts(settings, jnp.ones(3), jnp.asarray(x), jnp.asarray(x))
         k = np.asarray(bent + line, float)
         k += np.eye(200) * (np.exp(float(settings[4])) + processes.SMALLEST_NOISE)
         return -0.5 * (y @ np.linalg.solve(k, y) + np.linalg.slogdet(k)[1])
@@ -189,18 +189,20 @@ def test_slopes_are_those_of_the_covariance(columns):
     G = jnp.asarray(G + G.T, jnp.float32)
 
     def whole(settings):
-        (_, bent), line = processes._parts(settings, z, z)
+        (_, bent), line = processes._parts(settings, processes._lines(settings), z, z)
         return (G * (bent + line + jnp.diag(processes._noise(settings) / weight))).sum()
 
-    inner, bent = processes._parts(settings, z, z)[0]
+    inner, bent = processes._parts(settings, processes._lines(settings), z, z)[0]
     found = processes._slopes(settings, G, inner * bent, bent, z, weight)
     np.testing.assert_allclose(found, jax.grad(whole)(settings), rtol=1e-4, atol=1e-4)
-    own = np.diagonal(bent + processes._parts(settings, z, z)[1])
-    np.testing.assert_allclose(processes._own(settings, z), own, rtol=1e-5)
+    own = np.diagonal(bent + processes._parts(settings, processes._lines(settings), z, z)[1])
+    np.testing.assert_allclose(processes._own(settings, processes._lines(settings), z), own, rtol=1e-5)
     # Of many columns, one that has vanished has no part that is straight either.
     far = jnp.zeros((1, columns)).at[0, 2].set(10.0)
     usual, long = (settings.at[2].set(0.5 * np.log(columns) + u) for u in (0, processes.LONG))
-    slope, none = (processes._parts(one, far, far)[1][0, 0] - processes.CONSTANT for one in (usual, long))
+    slope, none = (
+        processes._parts(one, processes._lines(one), far, far)[1][0, 0] - processes.CONSTANT for one in (usual, long)
+    )
     assert float(none / slope) == pytest.approx(1 if columns <= processes.HELP else 0.018, abs=0.002)
 
 

@@ -29,7 +29,7 @@ import numpy as np
 from opvi._cpu import give_back, inline_device
 from opvi.running._plain import from_plain, plainly
 from opvi.running._programs import LARGEST, WORTH_KEEPING, kept_in, machine
-from opvi.types import Tree
+from opvi.types import Array, Tree
 
 MOST = 400  # programs kept; those used longest ago make room. One takes 50 KB to 2 MB
 LARGE = 1 << 20  # bytes of a program after whose reading memory is given back
@@ -174,7 +174,7 @@ def place(
     return folder / "whole" / hashlib.sha256(known.encode()).hexdigest()
 
 
-def device_of(leaves: list[Any]) -> Any:
+def device_of(leaves: list[Array]) -> jax.Device | None:
     """Return `inline_device()` if that is where arrays are; None otherwise, and where nobody has asked for it."""
     if not inline_device.cache_info().currsize or (inline := inline_device()) is None:
         return None

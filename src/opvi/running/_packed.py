@@ -1,7 +1,8 @@
 """Many small arrays as few: what a call of a compiled program costs grows with the number of arrays."""
 
 import math
-from typing import Any, NamedTuple
+from types import ModuleType
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -33,7 +34,7 @@ def layout_of(tree: Tree) -> Layout:
     return Layout(tuple(leaf.shape for leaf in leaves), tuple(str(leaf.dtype) for leaf in leaves), structure)
 
 
-def packed(layout: Layout, tree: Tree, numbers: Any = jnp) -> Packed:
+def packed(layout: Layout, tree: Tree, numbers: ModuleType = jnp) -> Packed:
     """Return a tree with its small arrays joined, by NumPy or by JAX."""
     leaves = jax.tree.leaves(tree)
     joined: dict[str, list[Array]] = {kind: [] for kind in _kinds(layout)}

@@ -1,7 +1,7 @@
 """Two engines for rows that come one by one: batches teach whole models, and between them each row a part at once."""
 
 from collections.abc import Callable, Hashable
-from typing import Any
+from typing import Any, Protocol
 
 import jax
 import jax.numpy as jnp
@@ -11,19 +11,26 @@ from opvi.running._engine import Engine, program
 from opvi.running._learners import one_learner, without_mark
 from opvi.running._packed import Layout, Packed, opened, packed
 from opvi.running._rows import joined, row_count, taken
-from opvi.running._single import Single, placed
+from opvi.running._single import Looks, Single, placed
 from opvi.types import Array, ArrayLike, Data, Key, Sampler, Seed, State, Tree, as_key
 
 USUAL = 20  # rows of a batch
 MORE = 0.5  # times the first rows: after so many new ones, a copy of the models learns them
 
 
-def followed(between: Any, state: Tree) -> Tree:
+class Follows(Looks, Protocol):
+    """What learns single rows between batches."""
+
+    def follow(self, state: Tree, before: Tree) -> Tree:
+        """Return its state after the models' batch: with what rows have taught beside them, if there were any."""
+
+
+def followed(between: Follows, state: Tree) -> Tree:
     """Return what learns from the next rows, after models have learnt their first ones."""
     return jax.tree.map(jnp.copy, between.follow(state, None))
 
 
-def followed_on(between: Any, layout: Layout, state: Tree, held: Packed) -> tuple[Packed, Tree]:
+def followed_on(between: Follows, layout: Layout, state: Tree, held: Packed) -> tuple[Packed, Tree]:
     """Return the same after a batch, packed: with what its rows have taught beside the models, which is `held`."""
     new = between.follow(state, opened(layout, held))
     rest = new._replace(**{between.lasting: None})

@@ -30,6 +30,9 @@ class Looks(Protocol):
     def teach(self, key: Key, state: Tree, row: Batch, looked: Tree) -> tuple[Tree, Info]:
         """Learn a row, given what `look` returned."""
 
+    def predict(self, state: Tree, x: Array) -> Tree:
+        """Return the predictive at rows."""
+
 
 def placed(tree: Tree) -> Tree:
     """Return copies of arrays where single rows are learnt: in the calling thread, which on a CPU is the fastest."""
@@ -54,7 +57,7 @@ def taught(
 
 
 def said(
-    sampler: Any,
+    sampler: Looks,
     layout: Layout,
     what: Callable[..., Tree],
     static: tuple[Hashable, ...],

@@ -17,7 +17,6 @@ from opvi.targets._mlp import activation_and_slope as activation_and_slope
 from opvi.targets._mlp import backward as backward
 from opvi.targets._mlp import forward as forward
 from opvi.targets._mlp import jacobian as jacobian
-from opvi.targets._networks import CLASSES as CLASSES
 from opvi.targets._networks import linear_regression as linear_regression
 from opvi.targets._networks import logistic_regression as logistic_regression
 from opvi.targets._networks import mlp as mlp

@@ -34,6 +34,11 @@ class Head:
     distribution: Callable[[Array, Array | None], Distribution]  # (outputs, log noise precision)
     noise_prior: Gamma | None = None
 
+    @property
+    def classes(self) -> bool:
+        """Whether y is a class, one of the first whole numbers."""
+        return self.distribution in (_bernoulli, _categorical)
+
 
 def gaussian(noise: float | Gamma = 1.0) -> Head:
     """A head for numbers: y = output + noise. `noise` is its variance, or a Gamma prior on its precision, to infer."""

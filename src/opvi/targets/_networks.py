@@ -15,8 +15,7 @@ from opvi.targets._mlp import MLP
 from opvi.targets._target import Architecture, Method, Target, target
 from opvi.types import Array, Data, Key, Params
 
-CLASSES = (bernoulli().distribution, categorical().distribution)  # whose y are whole numbers
-WIDER = 2.0, 9.0  # their priors in hidden and last layers, over the variances of starting weights
+WIDER = 2.0, 9.0  # priors of networks for classes, hidden and last layers, over the variances of starting weights
 
 
 @dataclass(frozen=True)
@@ -61,7 +60,7 @@ class _Network:
         mlp = getattr(self.apply, "of", None)
         if not isinstance(mlp, MLP):
             return None
-        whole = self.head.distribution in CLASSES
+        whole = self.head.classes
         return np.zeros((1, mlp.sizes[0]), np.float32), np.zeros(1, np.int32 if whole else np.float32)
 
     def log_likelihood(self, params: Params, batch: Data) -> Array:
@@ -141,7 +140,7 @@ def mlp(
     wider = (1.0, 1.0)
     if prior_variance == "auto":
         prior_variance = 1.0
-        if hidden and head.distribution in CLASSES:
+        if hidden and head.classes:
             prior_variance, wider = None, WIDER
     elif isinstance(prior_variance, str):
         raise ValueError(f'`prior_variance` is {prior_variance!r}, but must be a number, a `Gamma`, None or "auto".')

@@ -67,6 +67,7 @@ class Process(NamedTuple):
     alpha: Array  # [ROWS]: its inverse times y
     scale: Scale  # in which that was
     errors: Array  # [3]: discounted sums: squared errors of networks, products of both, squared errors of the process
+    straight: Array = 1.0  # type: ignore[assignment]  # [F]: weights of columns in the straight part it was fitted with
 
 
 def start(columns: int, dtype: jnp.dtype) -> Process:
@@ -82,6 +83,7 @@ def start(columns: int, dtype: jnp.dtype) -> Process:
         jnp.zeros(ROWS, dtype),
         Scale(jnp.zeros(columns + 1, dtype), jnp.zeros(columns + 1, dtype)),
         jnp.zeros(3, dtype),
+        jnp.ones(columns, dtype),
     )
 
 
@@ -124,7 +126,7 @@ def vanished(process: Process | None, above: int = 0) -> Array | None:
         return None
     columns, fitted = process.points.shape[1], process.counts[1]
     u, (_, noise, v) = process.settings[0, :columns] - 0.5 * math.log(columns), jnp.exp(process.settings[0, columns:])
-    straight = v / columns * _straight(process.settings[0]) * (process.alpha @ process.points)
+    straight = v / columns * process.straight * (process.alpha @ process.points)
     least = USEFUL + DOUBT * noise / jnp.clip(fitted.astype(noise.dtype), 1, ROWS)
     trust = jnp.where(fitted >= JUDGED, share(process), 0) * jnp.maximum(1 - noise / LEFT, 0)
     known = (u > VANISHED) & (process.scale.sd[:-1] > 0)  # a column that has not moved yet has not been seen
@@ -139,9 +141,9 @@ def beside(process: Process | None, scale: Scale, x: Array) -> Beside | None:
     columns, there = x.shape[1], process.scale
     z = scaling.readable(scaling.of_inputs(there), x)
     here = _filled(process.counts[1])
-    (_, bent), line = _parts(process.settings[0], z, process.points, True)
+    (_, bent), line = _parts(process.settings[0], process.straight, z, process.points, True)
     k = jnp.where(here[None], bent + line, 0)
-    own = _own(process.settings[0], z)
+    own = _own(process.settings[0], process.straight, z)
     variance = jnp.maximum(own - ((k @ process.root.T) ** 2).sum(1), 1e-4 * own)
     unit, old = scaling.divisor(scale)[columns], scaling.divisor(there)[columns]
     # Large terms nearly cancel: partial sums lose fewer digits, and not others for one row than for many.
@@ -210,6 +212,7 @@ def widened(old: Process, fresh: Process) -> Process:
         settings=settings.at[0, -1].add(width),  # of v: the straight part is one of all columns
         points=padded(old.points, 0),
         scale=Scale(*(padded(one, 1) for one in old.scale)),
+        straight=padded(old.straight, 0, 1.0),
     )
 
 
@@ -250,7 +253,7 @@ def _fitted(process: Process, scale: Scale, half_life: float | None) -> Process:
     most = jnp.asarray([longest] * columns + [math.log(LARGEST_SIZE), math.inf, math.inf], dtype)
 
     def between(settings: Array, a: Array, b: Array, some: tuple[Array, Array]) -> tuple[Array, Array, Array]:
-        bend, line = _parts(settings, a[:, :columns], b[:, :columns])
+        bend, line = _parts(settings, _lines(settings), a[:, :columns], b[:, :columns])
         return jnp.where(some[0][:, None] & some[1][None], bend[1] + line, 0), *bend
 
     def noisy(settings: Array, K: Array, rows: Array, some: Array) -> Array:
@@ -299,6 +302,7 @@ def _fitted(process: Process, scale: Scale, half_life: float | None) -> Process:
         root=jnp.where(good, root, 0),
         alpha=jnp.where(good, alpha, 0),
         scale=scale,
+        straight=jnp.where(good, _lines(settings[0]), 1),
     )
 
 
@@ -307,7 +311,7 @@ def _filled(rows: Array) -> Array:
     return jnp.arange(ROWS, dtype=jnp.int32) < rows
 
 
-def _parts(settings: Array, a: Array, b: Array, apart: bool = False) -> tuple[tuple[Array, Array], Array]:
+def _parts(settings: Array, h: Array, a: Array, b: Array, apart: bool = False) -> tuple[tuple[Array, Array], Array]:
     """Return 1 / (1 + q / 4) and the bent part of the covariances between a and b, and their straight part.
 
     With `apart`, q is a sum of differences squared, which keeps all its digits, and the same ones for any number of
@@ -315,7 +319,7 @@ def _parts(settings: Array, a: Array, b: Array, apart: bool = False) -> tuple[tu
     """
     columns = a.shape[1]
     length, (s, _, v) = jnp.exp(settings[:columns]), jnp.exp(settings[columns:])
-    u, w, b = a / length[None], b / length[None], b * _straight(settings)[None]
+    u, w, b = a / length[None], b / length[None], b * h[None]
     if apart:
         q, product = ((u[:, None] - w[None]) ** 2).sum(2), (a[:, None] * b[None]).sum(2)
     else:
@@ -324,7 +328,7 @@ def _parts(settings: Array, a: Array, b: Array, apart: bool = False) -> tuple[tu
     return (inner, s * inner**2), v / columns * product + CONSTANT
 
 
-def _straight(settings: Array) -> Array:
+def _lines(settings: Array) -> Array:
     r"""Return the weights $h_j$ of the columns in the straight part: of many, those with long lengths have less."""
     columns = len(settings) - 3
     if columns <= HELP:
@@ -346,7 +350,7 @@ def _slopes(settings: Array, G: Array, bend: Array, bent: Array, z: Array, weigh
     noise, v = jnp.exp(settings[-2]), jnp.exp(settings[-1])
     M, u = G * bend, z / jnp.exp(settings[:columns])[None]
     lengths = 2 * (M.sum(1) @ u**2 - (u * (M @ u)).sum(0))
-    h = _straight(settings)
+    h = _lines(settings)
     line = (z * (G @ z)).sum(0) * h * v / columns
     if columns > HELP:
         lengths -= STEEP * (1 - h) * line
@@ -354,8 +358,8 @@ def _slopes(settings: Array, G: Array, bend: Array, bent: Array, z: Array, weigh
     return jnp.concatenate([lengths, jnp.stack(rest)])
 
 
-def _own(settings: Array, z: Array) -> Array:
+def _own(settings: Array, h: Array, z: Array) -> Array:
     """Return the variances of the function at z."""
     columns = z.shape[1]
     s, _, v = jnp.exp(settings[columns:])
-    return s + v / columns * (z**2 * _straight(settings)[None]).sum(1) + CONSTANT
+    return s + v / columns * (z**2 * h[None]).sum(1) + CONSTANT

@@ -10,7 +10,7 @@ from opvi.filters import AdaptiveNoise, gauss_newton, kfac, sl_opvi
 from opvi.filters._gauss_newton import blocks_for
 from opvi.filters._prior import GaussianPrior, gaussian_prior
 from opvi.flows import first_order
-from opvi.targets import CLASSES, Target
+from opvi.targets import Target
 from opvi.tracking import replay
 from opvi.tracking._calibrated import calibrated
 from opvi.tracking._drift import watched
@@ -137,7 +137,7 @@ def _suits(prior: GaussianPrior | None, blocks: int) -> bool:
 
 def _classes(target: Target) -> bool:
     """Return whether a target is a ready-made network for classes, whose rows are linearised where they have led."""
-    return target.architecture is not None and target.architecture.head.distribution in CLASSES
+    return target.architecture is not None and target.architecture.head.classes
 
 
 def _fresh(rows: Array) -> Array:
