@@ -1,9 +1,9 @@
 """What a new process waits for: imports, compilation, first answers. `python -m benchmarks.first --out bench-output`.
 
-Every case runs in a process of its own, with an empty folder of compiled programs and then with a full one. Processor
-seconds, and the programs compiled. A stream of River's is learnt twice in each process: "opvi" includes compiling or
-loading the programs, "opvi, warm" is a new model that finds them loaded. River's forest learns the same rows after
-them.
+Every case runs in processes of its own: the first finds no compiled programs, the second those of the first. Processor
+seconds, and the programs compiled; of the commands, seconds by the clock as well. A stream of River's is learnt twice
+in each process: "opvi" includes compiling or reading programs, "opvi, warm" is a new model that finds them loaded.
+River's forest learns the same rows after them. The table at the end has what is asked for beside what was found.
 """
 
 import argparse
@@ -19,153 +19,151 @@ from typing import Any
 
 import numpy as np
 
+from benchmarks.first_case import CASES, STREAMS
 from benchmarks.machine import machine
 from benchmarks.measure import Result
 
-LIMITS, LIMIT_MB = {"empty": 4.0, "again": 1.5}, 600.0  # processor seconds; of the whole process
-STREAMS = ("ChickWeights", "Phishing", "ImageSegments")
+TURNS = {"empty": "nothing compiled yet", "again": "second process"}
+LIMITS = {"empty": 4.0, "again": 1.5}  # processor seconds until the first answer
+COMMANDS = "opvi learn, opvi predict"
+ROWS, ASKED = 3000, 10  # of the table that the commands learn, and of the one they predict
+# River's streams: whole process with a buffer of 20 rows, and learning alone with a buffer of 1, everything loaded
+STREAM_LIMITS = {"ChickWeights": (4.0, 0.8), "Phishing": (4.0, 1.2), "ImageSegments": (6.0, 3.0)}
 
 
-class Watch:
-    """Processor seconds and programs, step by step."""
-
-    def __init__(self) -> None:
-        self.steps: dict[str, Any] = {}
-        self.programs: list[tuple[str, float]] = []
-
-    def listen(self) -> None:
-        """Count the programs that JAX compiles, or finds compiled, from now on."""
-        import jax.monitoring  # its import is one of the things measured
-
-        def hear(name: str, seconds: float, **about: Any) -> None:
-            if name.endswith("backend_compile_duration"):
-                self.programs.append((str(about.get("fun_name", "?")), round(seconds, 3)))
-
-        jax.monitoring.register_event_duration_secs_listener(hear)
-
-    def __call__(self, name: str, work: Any) -> Any:
-        before, began = len(self.programs), time.process_time()
-        out = work()
-        self.steps[name] = {"seconds": round(time.process_time() - began, 3), "programs": self.programs[before:]}
-        return out
+def environment(programs: str) -> dict[str, str]:
+    return {**os.environ, "OPVI_PROGRAMS": programs, "OPENBLAS_NUM_THREADS": "1"}
 
 
-def estimator(task: str, watch: Watch) -> None:
-    """The first calls of a scikit-learn estimator."""
-    watch("import opvi", lambda: __import__("opvi"))
-    watch("import jax", lambda: __import__("jax.numpy"))
-    watch("import scikit-learn", lambda: __import__("opvi.adapters.sklearn"))
-    watch.listen()
-    import opvi
+def case(name: str, programs: str) -> dict[str, Any]:
+    """Run a case in a process of its own."""
+    command = [sys.executable, "-m", "benchmarks.first_case", name]
+    return json.loads(subprocess.check_output(command, env=environment(programs), text=True).splitlines()[-1])
 
+
+def spent(command: list[str], programs: str) -> dict[str, float]:
+    """Run a command; return its seconds, by the clock and of the processor, and its peak memory."""
+    began = time.perf_counter()
+    process = subprocess.Popen(
+        [sys.executable, "-m", "opvi.app.cli", *command],
+        env=environment(programs),
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+    )
+    _, status, used = os.wait4(process.pid, 0)
+    seconds = time.perf_counter() - began
+    if status:
+        raise RuntimeError(f"`opvi {' '.join(command)}` ended with {os.waitstatus_to_exitcode(status)}.")
+    processor = used.ru_utime + used.ru_stime
+    told = {"wall": seconds, "seconds": processor, "peak MB": used.ru_maxrss / 1024}
+    return {name: round(value, 2) for name, value in told.items()}
+
+
+def commands(folder: Path, programs: str, turn: str) -> dict[str, Any]:
+    """`opvi learn` on a CSV, and `opvi predict` for a few rows."""
     rng = np.random.default_rng(0)
-    X = rng.normal(size=(3000, 8))
-    y = np.sin(X[:, 0]) + X[:, 1]
-    model = opvi.OPVIRegressor() if task == "regressor" else opvi.OPVIClassifier()
-    y = y if task == "regressor" else y > 0
-    watch("partial_fit(20)", lambda: model.partial_fit(X[:20], y[:20]))
-    watch("predict(20)", lambda: model.predict(X[:20]))
-    watch("partial_fit(5)", lambda: model.partial_fit(X[20:25], y[20:25]))
-    watch("predict(2000)", lambda: model.predict(X[:2000]))
-    watch("partial_fit(333)", lambda: model.partial_fit(X[25:358], y[25:358]))
-    watch("partial_fit(1)", lambda: model.partial_fit(X[358:359], y[358:359]))
-    watch("rows up to 1,000", lambda: model.partial_fit(X[359:1000], y[359:1000]))
-    watch("1,000 rows more", lambda: model.partial_fit(X[1000:2000], y[1000:2000]))
-    watch("predict(20) again", lambda: model.predict(X[:20]))
-    watch("another question", lambda: (model.predict_interval if task == "regressor" else model.decompose)(X[:20]))
-    watch("a third", lambda: model.log_predictive_density(X[:20], y[:20]))
-
-
-def river(name: str, buffer: int, watch: Watch) -> None:
-    """A stream of River's, row by row, beside its forest."""
-    from river import datasets, forest, metrics, preprocessing
-    from river.evaluate import progressive_val_score
-
-    watch.listen()
-
-    def ours() -> Any:
-        from opvi.adapters import river as adapters
-
-        regression = name == "ChickWeights"
-        made = adapters.Regressor(buffer=buffer, seed=0) if regression else adapters.Classifier(buffer=buffer, seed=0)
-        measure = metrics.MAE() if regression else metrics.Accuracy()
-        return progressive_val_score(getattr(datasets, name)(), made, measure).get()
-
-    def theirs() -> Any:
-        regression = name == "ChickWeights"
-        made = forest.ARFRegressor(seed=0) if regression else forest.ARFClassifier(seed=0)
-        measure = metrics.MAE() if regression else metrics.Accuracy()
-        return progressive_val_score(getattr(datasets, name)(), preprocessing.StandardScaler() | made, measure).get()
-
-    watch.steps["score"] = watch("opvi", ours)
-    assert watch("opvi, warm", ours) == watch.steps["score"]  # a new model, the same programs
-    watch.steps["forest's score"] = watch("forest", theirs)
-
-
-CASES: dict[str, Any] = {
-    "regressor": lambda watch: estimator("regressor", watch),
-    "classifier": lambda watch: estimator("classifier", watch),
-    **{
-        f"{name}, buffer={buffer}": (lambda watch, name=name, buffer=buffer: river(name, buffer, watch))
-        for name in STREAMS
-        for buffer in (20, 1)
-    },
-}
-
-
-def case(name: str) -> None:
-    """One case, in this process; its steps as JSON on the last line."""
-    import resource
-
-    watch, began = Watch(), time.process_time()
-    CASES[name](watch)
-    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
-    whole = time.process_time() - began
-    told = {"steps": watch.steps, "process": round(whole, 2), "peak MB": round(peak), "programs": len(watch.programs)}
-    print(json.dumps(told))
+    X = rng.normal(size=(ROWS, 8))
+    table = np.column_stack([X, np.sin(X[:, 0]) + X[:, 1] + 0.1 * rng.normal(size=ROWS)])
+    names = [f"x{j}" for j in range(8)]
+    for path, rows, columns in (("all.csv", ROWS, [*names, "y"]), ("new.csv", ASKED, names)):
+        written = table[:rows, : len(columns)]
+        np.savetxt(folder / path, written, "%.6g", ",", header=",".join(columns), comments="")
+    run = folder / f"{turn}.run"
+    learn = ["learn", str(folder / "all.csv"), "--target", "y", "--run", str(run)]
+    predict = ["predict", str(run), str(folder / "new.csv"), "-o", str(folder / "out.csv")]
+    steps = {"opvi --help": ["--help"], "opvi learn": learn, "opvi predict": predict}
+    return {"steps": {name: spent(command, programs) for name, command in steps.items()}}
 
 
 def measured(name: str) -> Iterator[tuple[str, dict[str, Any]]]:
-    """Run a case in two processes in turn: the first finds no compiled programs, the second finds its programs."""
+    """Run a case twice: the first process finds no compiled programs, the second finds those of the first."""
     with tempfile.TemporaryDirectory() as folder:
-        for turn in ("empty", "again"):
-            environment = {**os.environ, "OPVI_PROGRAMS": folder, "OPENBLAS_NUM_THREADS": "1"}
-            command = [sys.executable, "-m", "benchmarks.first", "--case", name]
-            said = subprocess.run(command, env=environment, capture_output=True, text=True, check=True).stdout
-            yield turn, json.loads(said.splitlines()[-1])
+        programs = str(Path(folder) / "programs")
+        for turn in TURNS:
+            yield turn, commands(Path(folder), programs, turn) if name == COMMANDS else case(name, programs)
+
+
+def first_answer(found: dict[str, Any]) -> float:
+    return sum(found["steps"][step]["seconds"] for step in ("partial_fit(20)", "predict(20)"))
+
+
+def of_estimator(name: str, turn: str, found: dict[str, Any]) -> Iterator[Result]:
+    """What is asked of an estimator's first calls."""
+    size, steps = TURNS[turn], found["steps"]
+    if turn == "empty":
+        yield Result("import opvi", name, steps["import opvi"]["seconds"], "s", 0.8)
+    yield Result(f"first answer of the {name}", size, first_answer(found), "s", LIMITS[turn])
+    for step in ("partial_fit(5)", "predict(2000)") if turn == "again" else ():
+        yield Result(f"{name}: then {step}", size, steps[step]["seconds"], "s", 0.3)
+    if turn == "empty":
+        yield Result(f"{name}: programs of a life", size, steps["programs to learn and predict"], "programs", 4)
+    limit = 600.0 if name == "regressor" else None
+    yield Result(f"the {name}'s process, peak memory", size, found["peak MB"], "MB", limit)
+
+
+def of_stream(name: str, buffer: int, turn: str, found: dict[str, Any]) -> Iterator[Result]:
+    """What is asked of a stream of River's."""
+    if turn == "empty":
+        return
+    steps, (whole, alone) = found["steps"], STREAM_LIMITS[name]
+    forest = steps["forest"]["seconds"]
+    if buffer == 20:
+        yield Result(f"{name}, a buffer of 20", "whole process", steps["process"], "s", whole)
+    else:
+        warm = steps["opvi, warm"]["seconds"]
+        yield Result(f"{name}, a buffer of 1", f"warm; the forest {forest:.2f}", warm, "s", alone)
+
+
+def of_commands(turn: str, found: dict[str, Any]) -> Iterator[Result]:
+    """What is asked of the commands."""
+    for step, limit in (("opvi learn", 5.0), ("opvi predict", 1.5)) if turn == "again" else ():
+        yield Result(step, "second time, by the clock", found["steps"][step]["wall"], "s", limit)
+
+
+def asked(report: dict[str, Any]) -> Iterator[Result]:
+    """What was asked for, beside what was found."""
+    for name, turns in report.items():
+        for turn, found in turns.items() if name != "machine" else ():
+            task, _, setting = name.partition(", ")
+            if name == COMMANDS:
+                yield from of_commands(turn, found)
+            elif task in STREAMS:
+                yield from of_stream(task, int(setting.removeprefix("buffer=")), turn, found)
+            elif not setting:
+                yield from of_estimator(task, turn, found)
+            elif turn == "empty":  # another setting costs the same again
+                yield Result(f"first answer of the {task}", setting, first_answer(found), "s", LIMITS["empty"])
 
 
 def results() -> Iterator[Result]:
     """First answers of the estimators, for `make bench`."""
     for name in ("regressor", "classifier"):
         for turn, found in measured(name):
-            spent = {step: one["seconds"] for step, one in found["steps"].items() if isinstance(one, dict)}
-            size = {"empty": "nothing compiled yet", "again": "second process"}[turn]
-            first = spent["partial_fit(20)"] + spent["predict(20)"]
-            yield Result(f"first answer of the {name}", size, first, "s", LIMITS[turn], extra=found)
-            if turn == "again":
-                yield Result(f"the {name}'s process, peak memory", size, found["peak MB"], "MB", LIMIT_MB)
+            yield from of_estimator(name, turn, found)
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.first", description=__doc__)
     parser.add_argument("--out", type=Path, default=Path("bench-output"), help="folder for first.json")
     parser.add_argument("--only", action="append", metavar="WORD", help="cases whose name holds a word")
-    parser.add_argument("--case", help=argparse.SUPPRESS)
     options = parser.parse_args()
-    if options.case:
-        case(options.case)
-        return
-    report: dict[str, Any] = {"machine": machine("python -m benchmarks.first")}
-    for name in CASES:
+    report: dict[str, Any] = {"machine": machine("python -m benchmarks.first --out docs/results")}
+    for name in (*CASES, COMMANDS):
         if options.only and not any(word in name for word in options.only):
             continue
         for turn, found in measured(name):
             report.setdefault(name, {})[turn] = found
             short = {step: one["seconds"] for step, one in found["steps"].items() if isinstance(one, dict)}
-            print(name, turn, short, f"{found['programs']} programs, {found['peak MB']} MB", flush=True)
+            print(f"{name}, {TURNS[turn]}: {short}", flush=True)
+    table = [
+        {"what": one.what, "size": one.size, "found": one.value, "unit": one.unit, "asked": one.target, "met": one.met}
+        for one in asked(report)
+    ]
+    for row in table:
+        said = "" if row["asked"] is None else f"asked {row['asked']:g}: {'met' if row['met'] else 'MISSED'}"
+        print(f"{row['what']:44} {row['size']:28} {row['found']:8.2f} {row['unit']:8} {said}")
     options.out.mkdir(parents=True, exist_ok=True)
-    (options.out / "first.json").write_text(json.dumps(report, indent=1) + "\n")
+    (options.out / "first.json").write_text(json.dumps({**report, "asked": table}, indent=1) + "\n")
 
 
 if __name__ == "__main__":

@@ -180,7 +180,9 @@ def test_ragged_calls_compile_few_times():
     assert (programs() - before).tolist() == [1, 0, 1]  # for batches, and for questions
     model.partial_fit(np.tile(X, (20, 1)), np.tile(y, 20))
     model.predict(X)
-    assert (programs() - before).tolist() == [2, 0, 2]  # the same optimised
+    assert (programs() - before).tolist() == [2, 0, 1]  # the first one optimised
+    model.predict(np.tile(X, (40, 1)))  # 4,800 rows
+    assert (programs() - before).tolist() == [2, 0, 2]  # both
     assert model.n_rows_seen_ == int(model.state_.rows) == 88 + 2400
 
 

@@ -11,6 +11,7 @@ import pytest
 import opvi
 from opvi.running import Engine
 from opvi.running import _engine as engine
+from opvi.running._engine import MANY_ROWS
 from opvi.running._plain import from_plain, plainly
 from opvi.running._rows import as_rows
 
@@ -114,7 +115,9 @@ def test_first_rows_are_learnt_by_programs_that_are_not_optimised(sampler, rows,
         fed.feed(first(rows, stop, start), last=stop == ROWS)
         fed = pickle.loads(pickle.dumps(fed))
         fed.ask(rows[0][:3], mean)
-        assert used[-2:] == [("foreseen", stop < 100, 1), ("told", stop < 100, 1)]
+        assert used[-2:] == [("foreseen", True, 1), ("told", True, 1)]
+    fed.ask(np.tile(rows[0], (MANY_ROWS // ROWS + 1, 1)), mean)
+    assert {quick for name, quick, _ in used[-2:]} == {False}  # so many rows are worth an optimised program
     learnt = [(quick, count) for name, quick, count in used if name == "advanced"]
     assert sum(count for quick, count in learnt if quick) == 5
     assert sum(count for quick, count in learnt if not quick) == 16

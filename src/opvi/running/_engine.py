@@ -12,7 +12,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from opvi._cpu import compiler_options, give_back, one_blas_thread
+from opvi._cpu import compiler_options, give_back, inline, one_blas_thread
 from opvi._forks import refuse_forked
 from opvi.predictive import Predictive
 from opvi.running._kept import Program
@@ -26,11 +26,13 @@ CHUNK_BYTES = 1 << 24  # of batches held at once
 CHUNK_ROUNDS = 64  # at most; fewer are padded to as many, and the program stops before the padding
 ASK_ROWS = 16  # asked about at once
 ASK_ROUNDS = 64
+MANY_ROWS = 4096  # in a question that is worth an optimised program
 LONE_ROWS = 50  # that are learnt as padded batches
 LONG_ROUNDS = 16  # after which memory is given back: to ask for it again takes little beside them
-# Often the only question, which compiles sooner without what others need. So a life has five programs: the start, which
-# a given state does without; learning and this question, quick ones first, which take a fourth of the time to compile,
-# and later optimised ones, which are twice as fast. Another question adds two: what all of them need, and its own.
+# Often the only question, which compiles sooner without what others need. So a life has four programs: the start, which
+# a given state does without; learning, first a quick program, which takes a fourth of the time to compile, and then an
+# optimised one, which is twice as fast; and this question. Another question adds two: what all of them need, and its
+# own.
 ALONE = Predictive.mean, Predictive.probabilities
 
 Record = Callable[[Tree, Tree, Batch], Tree]  # a pure function of (state, info, batch)
@@ -151,14 +153,16 @@ class Engine:
         key: a JAX key or an integer seed.
         batch: rows learnt at once.
         state: where to resume; the sampler's usual start if omitted.
-        quick: rows before programs are optimised. Until then they compile four times faster and run half as
-            fast, for those who want an answer after a few rows.
+        quick: rows before the program that learns is optimised. Until then it compiles four times faster and runs half
+            as fast, for those who want an answer after a few rows. Questions about fewer than 4,096 rows are then
+            answered by such programs, too.
+        singly: whether most questions are about one row; then one row is not padded.
         in_place: overwrite the state while learning instead of copying it. Then no other thread may ask meanwhile,
             and a state taken from the engine is gone once it learns more.
     """
 
     quick = lone = 0  # of engines saved by an older opvi
-    in_place = False
+    in_place = singly = False
 
     def __init__(
         self,
@@ -168,6 +172,7 @@ class Engine:
         batch: int = 20,
         state: State | None = None,
         quick: int = 0,
+        singly: bool = False,
         in_place: bool = False,
     ):
         if batch < 1:
@@ -176,11 +181,20 @@ class Engine:
             raise ValueError(f"`quick` is {quick!r}, but must be a whole number of rows of at least 0.")
         refuse_forked()
         keep_programs()
-        self.sampler, self.key, self.batch, self.quick = sampler, as_key(key), int(batch), quick
-        self.in_place = in_place
-        self.state: Tree = program(begun, 1, True)(sampler, self.key) if state is None else state
+        self.sampler, self.key, self.batch, self.quick = sampler, inline(as_key(key)), int(batch), quick
+        self.singly, self.in_place = singly, in_place
+        self.state = program(begun, 1, True)(sampler, self.key) if state is None else state
         self.waiting: Batch | None = None  # rows, fewer than a batch
         self._dtype = _dtype_of(self.state)
+
+    @property
+    def state(self) -> Tree:
+        """What has been learnt."""
+        return self._state
+
+    @state.setter
+    def state(self, state: Tree) -> None:
+        self._state = inline(state)
 
     @property
     def dtype(self) -> np.dtype:
@@ -225,10 +239,10 @@ class Engine:
             for chunk, count, quick in chunks:
                 learn = learners[quick]
                 state, (info, _, _) = learn(self.sampler, None, (), self.key, state, chunk, np.int32(count))
-                self.state = state if self.in_place else self.state  # the old one is gone
+                self._state = state if self.in_place else self._state  # the old one is gone
                 infos.append((info, count))
             told = joined([taken(_on_host(info), slice(count)) for info, count in infos])
-        self.state = state
+        self._state = state
         if len(batches.weight) >= LONG_ROUNDS:
             give_back()  # what a loop took, and the old state
         return told
@@ -243,9 +257,16 @@ class Engine:
         with one_blas_thread():
             for chunk, count in _chunks(batches):
                 state = learn(self.sampler, self.key, state, chunk, np.int32(count))
-            self.state = jax.block_until_ready(state)
+            self._state = jax.block_until_ready(state)
 
-    def ask(self, x: Tree, what: Callable[..., Tree], *static: Hashable, others: tuple[ArrayLike, ...] = ()) -> Tree:
+    def ask(
+        self,
+        x: Tree,
+        what: Callable[..., Tree],
+        *static: Hashable,
+        others: tuple[ArrayLike, ...] = (),
+        alone: bool = False,
+    ) -> Tree:
         """Apply a function to the predictive at some rows; return NumPy arrays `[rows, ...]`.
 
         Args:
@@ -254,6 +275,7 @@ class Engine:
                 rows. It is compiled once; the predictive itself once for all questions.
             static: hashable settings of `what`.
             others: arrays with as many rows as x.
+            alone: whether no other question is expected: then the predictive is compiled together with it.
         """
         refuse_forked()
         state = self.state  # one and the same for all rows, whatever another thread learns meanwhile
@@ -261,22 +283,31 @@ class Engine:
         rows, answers = row_count(arrays), []
         if not rows:
             raise ValueError("`x` has 0 rows, but a question needs at least 1.")
-        for start in range(0, rows, ASK_ROWS * ASK_ROUNDS):
-            chunk = taken(arrays, slice(start, start + ASK_ROWS * ASK_ROUNDS))
+        size = 1 if self.singly and rows < ASK_ROWS else ASK_ROWS
+        quick = 0 < self.quick and rows < MANY_ROWS
+        for start in range(0, rows, size * ASK_ROUNDS):
+            chunk = taken(arrays, slice(start, start + size * ASK_ROUNDS))
             here = row_count(chunk)
             stacked = jax.tree.map(
-                lambda a: a.reshape(ASK_ROUNDS, ASK_ROWS, *a.shape[1:]), padded(chunk, ASK_ROWS * ASK_ROUNDS)
+                lambda a: a.reshape(ASK_ROUNDS, size, *a.shape[1:]), padded(chunk, size * ASK_ROUNDS)
             )
-            said = self._said(state, what, static, stacked, np.int32(-(-here // ASK_ROWS)))
+            given = state, stacked, np.int32(-(-here // size))
+            said = self._said(quick, alone or what in ALONE, what, static, *given)
             said = jax.tree.map(lambda a: np.asarray(a).reshape(-1, *a.shape[2:]), said)
             answers.append(taken(said, slice(here)))
         return joined(answers)
 
     def _said(
-        self, state: Tree, what: Callable[..., Tree], static: tuple[Hashable, ...], asked: Tree, count: np.int32
+        self,
+        quick: bool,
+        alone: bool,
+        what: Callable[..., Tree],
+        static: tuple[Hashable, ...],
+        state: Tree,
+        asked: Tree,
+        count: np.int32,
     ) -> Tree:
-        quick = self._quick_rounds(state) > 0
-        if what in ALONE:
+        if alone:
             return program(answer, 3, quick)(self.sampler, what, static, state, asked, count)
         x, others = asked
         predictives = program(foreseen, 1, quick)(self.sampler, state, x, count)
@@ -308,17 +339,18 @@ class Engine:
             buffer = io.BytesIO()
             _Pickler(buffer).dump(self.sampler)
             sampler = buffer.getvalue()
-        held = {name: value for name, value in without_mark(self.__dict__).items() if name != "_dtype"}
+        held = {name: value for name, value in without_mark(self.__dict__).items() if name not in ("_dtype", "_state")}
         return {**held, "state": state, "key": key, "sampler": sampler}
 
     def __setstate__(self, held: dict[str, Tree]) -> None:
         refuse_forked()
         kind, data = held["key"]
-        key = jax.random.wrap_key_data(jnp.asarray(data), impl=kind)
-        state = jax.tree.map(jnp.asarray, held["state"])  # once, and not with every question
+        key = inline(jax.random.wrap_key_data(jnp.asarray(data), impl=kind))
         sampler = held["sampler"]
         sampler = pickle.loads(sampler) if isinstance(sampler, bytes) else from_plain(sampler)
-        self.__dict__.update(held, key=key, state=state, sampler=sampler)
+        state = jax.tree.map(jnp.asarray, held["state"])  # once, and not with every question
+        self.__dict__.update({name: value for name, value in held.items() if name != "state"}, key=key, sampler=sampler)
+        self.state = state
         self._dtype = _dtype_of(self.state)
 
 

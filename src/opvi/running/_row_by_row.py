@@ -12,7 +12,7 @@ from opvi.running._learners import one_learner, without_mark
 from opvi.running._packed import Layout, Packed, opened, packed
 from opvi.running._rows import joined, row_count, taken
 from opvi.running._single import Looks, Single, placed
-from opvi.types import Array, ArrayLike, Data, Key, Sampler, Seed, State, Tree, as_key
+from opvi.types import Array, ArrayLike, Data, Sampler, Seed, State, Tree
 
 USUAL = 20  # rows of a batch
 MORE = 0.5  # times the first rows: after so many new ones, a copy of the models learns them
@@ -35,10 +35,6 @@ def followed_on(between: Follows, layout: Layout, state: Tree, held: Packed) -> 
     new = between.follow(state, opened(layout, held))
     rest = new._replace(**{between.lasting: None})
     return packed(layout, jax.tree.map(jnp.copy, rest)), jax.tree.map(jnp.copy, getattr(new, between.lasting))
-
-
-def _placed_key(key: Key) -> Key:
-    return jax.random.wrap_key_data(placed(jax.random.key_data(key)), impl=jax.random.key_impl(key))
 
 
 def _never(probability: Array | None) -> bool:
@@ -64,7 +60,7 @@ class RowByRow:
 
     def __init__(self, sampler: Any, key: Seed, *, state: State | None = None):
         own = None if state is None else placed(state)  # which is overwritten
-        self.whole = Engine(sampler, _placed_key(as_key(key)), batch=USUAL, state=own, in_place=True)
+        self.whole = Engine(sampler, key, batch=USUAL, state=own, in_place=True)
         self.waiting: list[tuple[Data, ArrayLike]] = []  # rows and their weights, fewer than a batch
         self.ahead: Single
         self._follow()
@@ -150,8 +146,6 @@ class RowByRow:
 
     def __setstate__(self, held: dict[str, Any]) -> None:
         self.__dict__.update(held)
-        for engine in self.engines:
-            engine.key, engine.state = _placed_key(engine.key), placed(engine.state)
         if isinstance(self.ahead, Engine):  # of an older opvi, before the first batch was full
             self.first, self.copied = self.ahead, len(self.waiting)
             self.ahead = self._following(self.first.state, None)

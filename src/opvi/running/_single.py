@@ -9,7 +9,7 @@ from typing import Any, Protocol
 import jax
 import numpy as np
 
-from opvi._cpu import inline_device
+from opvi._cpu import inline
 from opvi._forks import refuse_forked
 from opvi.running._engine import Engine, program
 from opvi.running._packed import Layout, Packed, layout_of, on_host, opened, packed
@@ -36,7 +36,7 @@ class Looks(Protocol):
 
 def placed(tree: Tree) -> Tree:
     """Return copies of arrays where single rows are learnt: in the calling thread, which on a CPU is the fastest."""
-    return jax.tree.map(lambda leaf: jax.device_put(np.array(leaf), inline_device()), tree)
+    return inline(jax.tree.map(np.array, tree))
 
 
 def _whole(sampler: Looks, layout: Layout, held: Packed, lasting: Tree) -> Tree:

@@ -157,7 +157,7 @@ class OnlineModel:
         sampler = self._sampler(self._sizes)
         if self.buffer == 1 and getattr(sampler, "between", None) is not None:
             return RowByRow(sampler, self._number, state=state)
-        return Engine(sampler, self._number, batch=self.buffer, state=state, in_place=self.buffer == 1)
+        return Engine(sampler, self._number, batch=self.buffer, state=state, singly=True, in_place=self.buffer == 1)
 
     @property
     def _engines(self) -> tuple[Engine | Single, ...]:

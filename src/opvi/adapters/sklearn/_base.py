@@ -226,17 +226,26 @@ class OnlineEstimator(BaseEstimator):
         self.n_rows_seen_ += len(there)
         return self
 
-    def _predicted(self, what: Callable[..., Tree], X: ArrayLike, *static: object, others: tuple[Any, ...] = ()) -> Any:
+    def _predicted(self, what: Callable[..., Tree], X: ArrayLike, *static: object, alone: bool = False) -> Any:
         """Apply a function to the predictive at X; return arrays `[rows, …]`."""
-        return self._asked(what, self._checked(X), *static, others=others)
+        return self._asked(what, self._checked(X), *static, alone=alone)
 
-    def _asked(self, what: Callable[..., Tree], X: Any, *static: object, others: tuple[Any, ...] = ()) -> Any:
+    def _asked(
+        self,
+        what: Callable[..., Tree],
+        X: Any,
+        *static: object,
+        others: tuple[Any, ...] = (),
+        alone: bool = False,
+    ) -> Any:
         """Do the same for an X that was already checked."""
         size = ASK_ROWS if issparse(X) else X.shape[0]
         parts = (slice(start, start + size) for start in range(0, X.shape[0], size))
         return joined(
             [
-                self._engine.ask(_dense(X, part, self._origin), what, *static, others=tuple(a[part] for a in others))
+                self._engine.ask(
+                    _dense(X, part, self._origin), what, *static, others=tuple(a[part] for a in others), alone=alone
+                )
                 for part in parts
             ]
         )

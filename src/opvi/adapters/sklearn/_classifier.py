@@ -136,7 +136,7 @@ class OPVIClassifier(ClassifierMixin, OnlineEstimator):
         """Return the same with the classes."""
         self._check_fitted()
         met = self._met
-        log_p = self._predicted(_summary, X)[0].astype(float)[:, np.argsort(met)]
+        log_p = self._predicted(_summary, X, alone=True)[0].astype(float)[:, np.argsort(met)]
         return log_p - np.logaddexp.reduce(log_p, axis=1, keepdims=True), np.sort(met)
 
     def predict_proba(self, X: ArrayLike) -> np.ndarray:
@@ -150,7 +150,7 @@ class OPVIClassifier(ClassifierMixin, OnlineEstimator):
 
     def decompose(self, X: ArrayLike) -> Uncertainty:
         """Split the entropy of each row's prediction, in nats, into what more data would remove and the rest."""
-        return Uncertainty(*self._predicted(_summary, X)[1:])
+        return Uncertainty(*self._predicted(_summary, X, alone=True)[1:])
 
     def log_predictive_density(self, X: ArrayLike, y: ArrayLike) -> np.ndarray:
         """The log probability of each row's label."""
