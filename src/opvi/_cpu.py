@@ -65,7 +65,7 @@ def inline_device() -> jax.Device | None:
 
 
 def inline(tree: Any) -> Any:
-    """Return arrays on `inline_device()`: copies of those that are not there yet. Where it is not used, the same arrays.
+    """Return arrays on `inline_device()`: copies of those that are elsewhere. Where it is not used, the same.
 
     Models learn and answer there: their matrices are so small that threads wait for each other, and the processor's
     time is half of what it is on JAX's own device, the time by the clock no longer. Several models learn in parallel

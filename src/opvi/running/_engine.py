@@ -284,7 +284,7 @@ class Engine:
         if not rows:
             raise ValueError("`x` has 0 rows, but a question needs at least 1.")
         size = 1 if self.singly and rows < ASK_ROWS else ASK_ROWS
-        quick = 0 < self.quick and rows < MANY_ROWS
+        quick = self.quick > 0 and rows < MANY_ROWS
         for start in range(0, rows, size * ASK_ROUNDS):
             chunk = taken(arrays, slice(start, start + size * ASK_ROUNDS))
             here = row_count(chunk)
