@@ -41,6 +41,13 @@ MUTANTS = [
         "tests/filters/test_evidence.py",
     ),
     Mutant(
+        "evidence: what a polynomial loses in a new frame counts only where a row leaves",
+        "src/opvi/filters/_sl_opvi.py",
+        "(pool.after[sampler.memory_rows :] > 0).any() | _fitted(before)",
+        "(pool.after[sampler.memory_rows :] > 0).any()",
+        "tests/filters/test_evidence.py",
+    ),
+    Mutant(
         "evidence: a Gaussian prior is taken as it is given",
         "src/opvi/filters/_sl_opvi.py",
         "return found.value + gone - log_mass(self.target)",

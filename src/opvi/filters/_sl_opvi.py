@@ -370,8 +370,9 @@ def _missed(
         mean = jnp.nan_to_num(jnp.nanmean(errors), nan=-IMPOSSIBLE).clip(-IMPOSSIBLE, IMPOSSIBLE)
         return jnp.nan_to_num(jnp.nanvar(errors)), mean
 
-    leaving, zero = (pool.after[sampler.memory_rows :] > 0).any(), jnp.zeros((), x.dtype)
-    return jax.lax.cond(leaving, found, lambda: (zero, zero))
+    # A polynomial loses its constant whenever it is written in the particles' new frame, though no row may leave.
+    changed, zero = (pool.after[sampler.memory_rows :] > 0).any() | _fitted(before), jnp.zeros((), x.dtype)
+    return jax.lax.cond(changed, found, lambda: (zero, zero))
 
 
 def _weighed(target: Target, x: Particles, rows: Pool) -> Array:
