@@ -26,7 +26,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from opvi.types import Tree
+from opvi.types import Tree, as_key
 
 MAGIC, VERSION = b"opvi checkpoint\n", 2
 # What samplers did not have before, and the setting that says whether they do.
@@ -341,7 +341,7 @@ def _leaf(found: Any, like: Any, where: str) -> Any:
 
 def _state_of(sampler: Any, tree: Tree) -> Tree:
     """Return the form of a sampler's state, with as many particles as were saved, without computing anything."""
-    key = jax.random.key(0)
+    key = as_key(0)
     count = _particles(tree)
     try:
         usual = jax.eval_shape(lambda: sampler.init(key))

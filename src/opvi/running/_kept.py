@@ -102,9 +102,11 @@ class Program:
             lowered = self._jitted.lower(*settings, *arrays)
             give_back()  # what is free now is not needed beside what the compiler takes
             compiled = lowered.compile()
+            del lowered
         # What JAX has read from its own cache, XLA would write without its code.
         if time.monotonic() - began > WORTH_KEEPING and len(_found_by_jax) == found_before:
             _keep(path, compiled)
+        give_back()
         return compiled
 
     def _cache_size(self) -> int:

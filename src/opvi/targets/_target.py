@@ -53,7 +53,7 @@ class Target:
     @cached_property
     def layout(self) -> Layout:
         """How the parameters are laid out in a vector, from the shapes that `init` returns."""
-        leaves, structure = jax.tree.flatten(jax.eval_shape(self.init, jax.random.key(0)))
+        leaves, structure = jax.tree.flatten(jax.eval_shape(self.init, as_key(0)))
         for leaf in leaves:
             if not jnp.issubdtype(leaf.dtype, jnp.floating):
                 raise TypeError(

@@ -13,7 +13,7 @@ from opvi.app.learn._scales import Counts, Positive
 from opvi.running._rows import size_of
 from opvi.tracking import classifier, regressor, remembering, watched
 from opvi.tracking._regressor import EARLY_ROWS, chosen_seats, chosen_sizes
-from opvi.types import Sampler
+from opvi.types import Sampler, as_key
 
 MOST_BYTES = 1 << 30  # of a model's state
 WHILE_LEARNING = 4  # times its state a model needs, for temporaries and checkpoints
@@ -77,7 +77,7 @@ def model(schema: Schema, settings: Settings, room: int | None = None) -> Sample
         made = remembering(made, settings.memory_rows)
     made = watched(remembering(made, SAMPLE, again=0))
     made = Counts(made) if schema.counts else Positive(made) if schema.positive else made
-    size = size_of(jax.eval_shape(made.init, jax.random.key(0)))
+    size = size_of(jax.eval_shape(made.init, as_key(0)))
     if size > MOST_BYTES:  # before it takes the memory
         raise ValueError(
             f"the model would have {size / 2**30:.1f} GiB, and several times that while it learns, but at most "

@@ -17,7 +17,7 @@ from opvi.app.learn._scales import count_moments, count_quantiles, positive_mome
 from opvi.predictive import Predictive
 from opvi.running import CheckpointError, Engine
 from opvi.running._checkpoint import shaped
-from opvi.types import Array, ArrayLike, Sampler
+from opvi.types import Array, ArrayLike, Sampler, as_key
 
 Columns = dict[str, ArrayLike]  # by their names
 
@@ -55,7 +55,7 @@ def learnt(run: RunDirectory) -> Learnt:
     except (TypeError, ValueError) as error:
         raise RunError(f"{run.path / 'run.json'} describes a model that cannot be made: {error}") from None
     try:
-        state = jax.eval_shape(sampler.init, jax.random.key(0))
+        state = jax.eval_shape(sampler.init, as_key(0))
         like = {"state": state, "scores": scoring.start(schema.task, len(schema.classes))}
         more = {"figures": Figures.start(room), "columns": ColumnSums.start(schema)}  # an older opvi had none
         tree = shaped(tree, like | {name: value for name, value in more.items() if name in tree})
