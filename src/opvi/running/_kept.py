@@ -103,6 +103,7 @@ class Program:
             give_back()  # what is free now is not needed beside what the compiler takes
             compiled = lowered.compile()
             del lowered
+            self._jitted.clear_cache()  # it is not needed again: 5 to 10 MB
         # What JAX has read from its own cache, XLA would write without its code.
         if time.monotonic() - began > WORTH_KEEPING and len(_found_by_jax) == found_before:
             _keep(path, compiled)
