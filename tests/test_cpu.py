@@ -62,6 +62,45 @@ def test_the_blas_of_scipy_is_found():
     assert threads_of(_cpu._libraries()) == before
 
 
+def test_the_blas_of_scipy_obeys_every_thread():
+    """threadpoolctl 3.8 obeys the first thread that sets a number, unless it is told that others may."""
+    found, before = [], threads_of(_cpu._libraries())
+
+    def learn():
+        with one_blas_thread():
+            found.append(threads_of(_cpu._libraries()))
+
+    learn()
+    for _ in range(2):
+        thread = threading.Thread(target=learn)
+        thread.start()
+        thread.join()
+        assert threads_of(_cpu._libraries()) == before
+    assert found == [[1] * len(before)] * 3
+
+
+def test_the_device_in_the_calling_thread_is_one_for_all_threads(monkeypatch):
+    from jaxlib import xla_client
+
+    made, make, found = [], xla_client.make_cpu_client, []
+
+    def slow(**options):
+        made.append(options)
+        time.sleep(0.1)  # another thread asks meanwhile
+        return make(**options)
+
+    monkeypatch.setattr(xla_client, "make_cpu_client", slow)
+    monkeypatch.setattr(_cpu, "_made_device", cache(_cpu._made_device.__wrapped__))
+    threads = [threading.Thread(target=lambda: found.append(inline_device())) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len(made) == 1
+    assert len(set(found)) == 1
+    assert len(found) == 4
+
+
 def test_engines_and_runs_learn_with_one_blas_thread(libraries, monkeypatch):
     seen = []
 

@@ -15,6 +15,7 @@ LEVEL = "xla_backend_optimization_level"
 THREADS = "NPROC"  # the variable by which XLA's CPU clients learn how many threads to have
 LOOPS = "simplify-while-loops,while-loop-invariant-code-motion"  # XLA's passes over loops, which carry many arrays
 
+_making = threading.Lock()
 _lock = threading.Lock()
 _learning = 0  # calls that are learning now
 _before: dict[Any, int] = {}  # how many threads each library had before the first of them
@@ -42,7 +43,6 @@ def compiler_options(quick: bool, long_loops: bool = False) -> dict[str, int | b
     return options
 
 
-@cache
 def inline_device() -> jax.Device | None:
     """Return a CPU device whose programs run in the calling thread; None if the default device is not a CPU.
 
@@ -52,6 +52,12 @@ def inline_device() -> jax.Device | None:
     second client (1 ms) with one such thread, which has next to nothing to do. Arrays on it do not mix with those of
     other devices unless they are moved.
     """
+    with _making:  # by one thread: arrays of two such devices do not mix either
+        return _made_device()
+
+
+@cache
+def _made_device() -> jax.Device | None:
     if jax.default_backend() != "cpu":
         return None
     try:
@@ -117,7 +123,7 @@ def one_blas_thread() -> Iterator[None]:
         if not _learning:
             for library in _libraries():
                 _before[library] = library.num_threads
-                library.set_num_threads(1)
+                _set_threads(library, 1)
         _learning += 1
     try:
         yield
@@ -126,8 +132,18 @@ def one_blas_thread() -> Iterator[None]:
             _learning -= 1
             if not _learning:
                 for library, threads in _before.items():
-                    library.set_num_threads(threads)
+                    _set_threads(library, threads)
                 _before.clear()
+
+
+def _set_threads(library: Any, threads: int) -> None:
+    """Set the number of a library's threads; it may be another of our threads that sets it next.
+
+    threadpoolctl 3.8 ignores all threads but the one that set it first, until that one gives way or ends.
+    """
+    library.set_num_threads(threads)
+    if give_way := getattr(library, "clear_controlling_thread", None):
+        give_way()
 
 
 @cache

@@ -178,8 +178,8 @@ def place(
 
 
 def device_of(leaves: list[Array]) -> jax.Device | None:
-    """Return `inline_device()` if that is where arrays are; None otherwise, and where nobody has asked for it."""
-    if not inline_device.cache_info().currsize or (inline := inline_device()) is None:
+    """Return `inline_device()` if that is where arrays are; None otherwise."""
+    if (inline := inline_device()) is None:
         return None
     first = next((leaf for leaf in leaves if isinstance(leaf, jax.Array)), None)
     return inline if first is not None and first.devices() == {inline} else None
