@@ -142,34 +142,48 @@ def draw(report: dict[str, Any], path: Path) -> None:
     figure.savefig(path, dpi=110)
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.width", description=__doc__)
-    parser.add_argument("--out", type=Path, default=Path("bench-output"), help="folder for width.json and width.png")
-    parser.add_argument("--jobs", type=int, default=1, help="streams measured at once")
-    parser.add_argument("--cost", type=int, help=argparse.SUPPRESS)
-    options = parser.parse_args()
-    if options.cost:
-        print(json.dumps(cost(options.cost)))
-        return
-    core = min(os.sched_getaffinity(0))
-    found: dict[str, Any] = {}
-    with ProcessPoolExecutor(options.jobs, get_context("spawn")) as pool:
+def errors(jobs: int) -> dict[int, dict[str, Any]]:
+    """Errors of all widths on still and on drifting streams."""
+    with ProcessPoolExecutor(jobs, get_context("spawn")) as pool:
         waiting = {
             (columns, drifting): [pool.submit(measured, columns, drifting, seed) for seed in SEEDS]
             for columns in reversed(WIDTHS)  # the longest first
             for drifting in (False, True)
         }
-        costs = {columns: alone(columns, core) for columns in WIDTHS}
+        found: dict[int, dict[str, Any]] = {columns: {} for columns in WIDTHS}
         for columns in WIDTHS:
-            told: dict[str, Any] = {"cost": costs[columns], "chosen": opvi.regressor(columns).about}
             for name, drifting in (("still", False), ("drifting", True)):
                 seeds = [one.result() for one in waiting[columns, drifting]]
-                told[name] = {who: summary([seed[who] for seed in seeds]) for who in ("opvi", "boosting")}
-            found[str(columns)] = told
-            print(columns, json.dumps(told), flush=True)
+                found[columns][name] = {who: summary([seed[who] for seed in seeds]) for who in ("opvi", "boosting")}
+            print(columns, json.dumps(found[columns]), flush=True)
+    return found
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.width", description=__doc__)
+    parser.add_argument("--out", type=Path, default=Path("bench-output"), help="folder for width.json and width.png")
+    parser.add_argument("--jobs", type=int, default=1, help="streams measured at once")
+    parser.add_argument("--part", choices=("errors", "costs"), help="measure one part; the file keeps the other")
+    parser.add_argument("--cost", type=int, help=argparse.SUPPRESS)
+    options = parser.parse_args()
+    if options.cost:
+        print(json.dumps(cost(options.cost)))
+        return
     options.out.mkdir(parents=True, exist_ok=True)
-    report = {"machine": machine("python -m benchmarks.width"), "widths": found}
-    (options.out / "width.json").write_text(json.dumps(report, indent=1) + "\n")
+    path = options.out / "width.json"
+    report = json.loads(path.read_text()) if options.part and path.exists() else {"machine": {}, "widths": {}}
+    parts = [options.part] if options.part else ["errors", "costs"]
+    widths = report["widths"]
+    if "errors" in parts:
+        for columns, found in errors(options.jobs).items():
+            widths.setdefault(str(columns), {}).update(found, chosen=opvi.regressor(columns).about)
+    if "costs" in parts:  # after the errors: they are measured on an idle machine
+        core = min(os.sched_getaffinity(0))
+        for columns in WIDTHS:
+            widths[str(columns)]["cost"] = alone(columns, core)
+            print(columns, json.dumps(widths[str(columns)]["cost"]), flush=True)
+    report["machine"].update({part: machine("python -m benchmarks.width") for part in parts})
+    path.write_text(json.dumps(report, indent=1) + "\n")
     draw(report, options.out / "width.png")
 
 

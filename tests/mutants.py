@@ -27,6 +27,27 @@ class Mutant(NamedTuple):
 
 MUTANTS = [
     Mutant(
+        "large matrices: all at once",
+        "src/opvi/filters/_covariance.py",
+        "    return alone and len(matrices) > 1 and",
+        "    return False and len(matrices) > 1 and",
+        "tests/filters/test_covariance.py",
+    ),
+    Mutant(
+        "large matrices: rows of another particle are taken off",
+        "src/opvi/filters/_covariance.py",
+        "[jax.lax.dynamic_slice_in_dim(each, i, 1) for each in (matrices, *others)]",
+        "[jax.lax.dynamic_slice_in_dim(each, i * (each is matrices), 1) for each in (matrices, *others)]",
+        "tests/filters/test_covariance.py",
+    ),
+    Mutant(
+        "seats: distances remember the gradients of the networks before",
+        "src/opvi/tracking/_regressor_seats.py",
+        "        memory=memory._replace(metric=metrics.begun_again(memory.metric, due)),\n",
+        "",
+        "tests/tracking/test_seats.py",
+    ),
+    Mutant(
         "evidence: the scales of the fitted coordinates do not count",
         "src/opvi/filters/_evidence.py",
         "volume += jnp.log(to.size).sum() + jnp.log(to.scale).sum()",

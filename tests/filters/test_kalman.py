@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from opvi.filters import Covariance, absorb, gain, move_by_residuals, move_by_score, times
+from opvi.filters import _covariance as covariance
 from opvi.filters import _kalman as kalman
 
 N, R, D = 3, 4, 5
@@ -153,3 +154,12 @@ def test_rows_looked_at_again_are_taken_where_the_others_led():
         variance -= (variance * slope) ** 2 / S
     assert float(move[0, 0, 0]) == pytest.approx(by_hand - w, abs=1e-5)
     assert C - float((taken.rows**2).sum()) == pytest.approx(variance, abs=1e-5)
+
+
+def test_products_with_large_matrices_are_taken_one_after_another(monkeypatch):
+    rng = np.random.default_rng(0)
+    rows, C = rng.normal(size=(3, 2, 9, 5)).astype(np.float32), rng.normal(size=(3, 2, 5, 5)).astype(np.float32)
+    for cached in (0, 1 << 30):
+        monkeypatch.setattr(covariance, "CACHED", cached)
+        found = kalman.times(jnp.asarray(rows), Covariance(jnp.asarray(C), jnp.zeros((), jnp.int32)))
+        np.testing.assert_allclose(found, rows @ C, rtol=1e-5, atol=1e-5)

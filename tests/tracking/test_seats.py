@@ -151,5 +151,6 @@ def test_networks_begin_again_without_the_columns_that_do_not_help():
     assert bool(state.seats.alone)
     assert {3, 5, 8} <= set(state.seats.chosen.tolist())
     assert state.memory.seen == 800  # those learnt again are not remembered twice
+    assert state.memory.metric.rounds < 30  # distances follow the networks that began again
     before, _ = learnt(replace(small, seats=0, hidden=(8,)), x, y)
     assert np.mean(errors[20:]) < 0.8 * np.mean(before[20:])

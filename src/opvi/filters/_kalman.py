@@ -11,6 +11,7 @@ from opvi.filters import _covariance as covariance
 from opvi.filters._covariance import Covariance, exactly
 from opvi.types import Array
 
+MANY = 8  # rows, with which large matrices are multiplied one after another: they stay in the processor's cache
 SMALLEST_SURPRISE = 0.5  # a row's predictive variance over its noise: 1 or more, but for rounding
 
 
@@ -33,6 +34,8 @@ class Absorbed(NamedTuple):
 @exactly
 def times(rows: Array, C: Covariance) -> Array:
     """Return the product of rows `[n, K, R, D]` with the covariances."""
+    if rows.shape[2] >= MANY and covariance.large(C.matrices):
+        return jax.lax.map(lambda one: one[0] @ one[1], (rows, C.matrices))
     return rows @ C.matrices
 
 

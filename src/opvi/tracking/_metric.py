@@ -55,6 +55,11 @@ def update(metric: Metric, slope: Array, weight: Array) -> Metric:
     return Metric(slopes, root, jnp.where(good, rounds, metric.rounds))
 
 
+def begun_again(metric: Metric, due: Array) -> Metric:
+    """Return the metric of networks that begin again if `due`: their next gradients count as much as all before."""
+    return metric._replace(rounds=jnp.where(due, jnp.minimum(metric.rounds, 1), metric.rounds))
+
+
 def _root(slopes: Array) -> Array:
     """Return the square root of the slopes' power."""
     if slopes.ndim == 1:

@@ -7,6 +7,7 @@ import jax.numpy as jnp
 
 from opvi.filters import _covariance as covariance
 from opvi.filters._covariance import when
+from opvi.tracking import _metric as metrics
 from opvi.tracking import _pace as pacing
 from opvi.tracking import _seats as seats
 from opvi.tracking._calibration import USUAL_ROWS
@@ -53,6 +54,7 @@ def _begin_again(
         past=state.past._replace(matrices=matrices),
         error=jnp.where(due, 1, state.error),
         seats=jax.tree.map(lambda a, b: jnp.where(due, a, b), seats.settled(own, factor, rows), own),
+        memory=memory._replace(metric=metrics.begun_again(memory.metric, due)),
     )
     return new, due
 
