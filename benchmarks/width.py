@@ -12,7 +12,7 @@ import resource
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from multiprocessing import get_context
 from pathlib import Path
@@ -142,16 +142,16 @@ def draw(report: dict[str, Any], path: Path) -> None:
     figure.savefig(path, dpi=110)
 
 
-def errors(jobs: int) -> dict[int, dict[str, Any]]:
-    """Errors of all widths on still and on drifting streams."""
+def errors(widths: Sequence[int], jobs: int) -> dict[int, dict[str, Any]]:
+    """Errors on still and on drifting streams."""
     with ProcessPoolExecutor(jobs, get_context("spawn")) as pool:
         waiting = {
             (columns, drifting): [pool.submit(measured, columns, drifting, seed) for seed in SEEDS]
-            for columns in reversed(WIDTHS)  # the longest first
+            for columns in reversed(widths)  # the longest first
             for drifting in (False, True)
         }
-        found: dict[int, dict[str, Any]] = {columns: {} for columns in WIDTHS}
-        for columns in WIDTHS:
+        found: dict[int, dict[str, Any]] = {columns: {} for columns in widths}
+        for columns in widths:
             for name, drifting in (("still", False), ("drifting", True)):
                 seeds = [one.result() for one in waiting[columns, drifting]]
                 found[columns][name] = {who: summary([seed[who] for seed in seeds]) for who in ("opvi", "boosting")}
@@ -164,6 +164,7 @@ def main() -> None:
     parser.add_argument("--out", type=Path, default=Path("bench-output"), help="folder for width.json and width.png")
     parser.add_argument("--jobs", type=int, default=1, help="streams measured at once")
     parser.add_argument("--part", choices=("errors", "costs"), help="measure one part; the file keeps the other")
+    parser.add_argument("--columns", type=int, nargs="+", choices=WIDTHS, help="measure these; the file keeps others")
     parser.add_argument("--cost", type=int, help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.cost:
@@ -171,15 +172,16 @@ def main() -> None:
         return
     options.out.mkdir(parents=True, exist_ok=True)
     path = options.out / "width.json"
-    report = json.loads(path.read_text()) if options.part and path.exists() else {"machine": {}, "widths": {}}
+    some = path.exists() and (options.part or options.columns)
+    report = json.loads(path.read_text()) if some else {"machine": {}, "widths": {}}
     parts = [options.part] if options.part else ["errors", "costs"]
-    widths = report["widths"]
+    measures, widths = options.columns or WIDTHS, report["widths"]
     if "errors" in parts:
-        for columns, found in errors(options.jobs).items():
+        for columns, found in errors(measures, options.jobs).items():
             widths.setdefault(str(columns), {}).update(found, chosen=opvi.regressor(columns).about)
     if "costs" in parts:  # after the errors: they are measured on an idle machine
         core = min(os.sched_getaffinity(0))
-        for columns in WIDTHS:
+        for columns in measures:
             widths[str(columns)]["cost"] = alone(columns, core)
             print(columns, json.dumps(widths[str(columns)]["cost"]), flush=True)
     report["machine"].update({part: machine("python -m benchmarks.width") for part in parts})

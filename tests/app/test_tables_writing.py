@@ -9,7 +9,8 @@ import pyarrow as pa
 import pytest
 
 from opvi.adapters._tables import TableError, open_source
-from opvi.adapters._tables._writing import Writer, _array, format_of
+from opvi.adapters._tables._arrow import as_arrow
+from opvi.adapters._tables._writing import Writer, format_of
 
 COLUMNS = {"row": np.arange(3), "mean": np.array([1.5, np.nan, -2.0], np.float32), "label": ["a", None, 'b"c']}
 
@@ -45,7 +46,7 @@ def test_what_is_written_is_read_back(tmp_path: Path, format: str) -> None:
     ids=str,
 )
 def test_arrays_made_from_bytes_are_those_that_arrow_would_make(values) -> None:
-    made = _array(values)
+    made = as_arrow(values)
     made.validate(full=True)
     gaps = np.isnan(values) if isinstance(values, np.ndarray) and values.dtype.kind == "f" else None
     expected = pa.array(values, mask=gaps) if len(values) else made

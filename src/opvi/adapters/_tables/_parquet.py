@@ -9,10 +9,10 @@ import numpy as np
 import pyarrow as pa
 from pyarrow import parquet
 
+from opvi.adapters._tables._arrow import in_numpy
 from opvi.adapters._tables._block import CELLS, MOST_COLUMNS, PIECE, ROWS, Block, Content, Rejected, TableError, quoted
 from opvi.adapters._tables._delimited import refuse_duplicates
 from opvi.adapters._tables._feeds import Feed, Reader
-from opvi.adapters._tables._values import in_numpy
 
 LARGEST_FOOTER = 1 << 24  # bytes of one text, and things in one list, of a file's description
 TEXTS = (pa.string(), pa.large_string(), pa.string_view(), pa.binary(), pa.large_binary(), pa.binary_view())
@@ -162,7 +162,7 @@ def as_strings(array: pa.Array) -> tuple[pa.Array, np.ndarray]:
         texts = pa.array([value or None for value in decoded], pa.string())
     if not pa.types.is_dictionary(array.type):
         return texts, np.flatnonzero(bad)
-    places = in_numpy(array.indices.cast(pa.int64()).fill_null(-1))
+    places = in_numpy(array.indices.cast(pa.int64()), -1)
     rows = np.flatnonzero(np.append(bad, False)[places]) if bad.any() else np.empty(0, int)
     return pa.DictionaryArray.from_arrays(array.indices, texts), rows
 

@@ -14,6 +14,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from opvi.adapters._tables._arrow import as_arrow, in_numpy
 from opvi.adapters._tables._delimited import NUMBER
 from opvi.adapters._tables._spelling import EPOCH, PLAIN, Spelling, number, stamp
 
@@ -33,18 +34,6 @@ class Values(NamedTuple):
     data: np.ndarray  # NaN, or 0 where whole numbers are kept, where nothing sound stands
     missing: np.ndarray  # [n] bool
     bad: np.ndarray  # [n] bool: there is a value, but not of this kind
-
-
-def in_numpy(array: pa.Array) -> np.ndarray:
-    """Return numbers or booleans, NaN for gaps. pyarrow's own conversion imports pandas, which takes time."""
-    if pa.types.is_boolean(array.type):
-        return in_numpy(array.cast(pa.uint8())).astype(bool)
-    if not (pa.types.is_integer(array.type) or pa.types.is_floating(array.type)):
-        return array.to_numpy(zero_copy_only=False)
-    if array.null_count:
-        array = array.cast(pa.float64(), safe=False).fill_null(np.nan)
-    held = np.frombuffer(array.buffers()[1] or b"", array.type.to_pandas_dtype())
-    return held[array.offset : array.offset + len(array)].copy()
 
 
 def as_numbers(array: pa.Array, spelling: Spelling = PLAIN) -> Values:
@@ -97,7 +86,7 @@ def as_dates(array: pa.Array, spelling: Spelling = PLAIN) -> Values:
     else:
         return _nothing(array, 0)
     missing = in_numpy(array.is_null())
-    ticks = in_numpy(array.fill_null(0)).astype(np.int64)
+    ticks = in_numpy(array.cast(pa.int64()), 0)
     bad = (ticks < FIRST / 10**6 * per) | (ticks > LAST / 10**6 * per)
     ticks = np.where(bad, 0, ticks)
     data = ticks // (per // 10**6) if per > 10**6 else ticks * round(10**6 / per)
@@ -116,7 +105,7 @@ def as_levels(array: pa.Array, spelling: Spelling = PLAIN) -> tuple[np.ndarray, 
     texts = [(text or "").strip() for text in array.dictionary.to_pylist()]
     missing = spelling.missing()
     known = np.array([text.lower() not in missing for text in texts] + [False], bool)
-    codes = in_numpy(array.indices.cast(pa.int64()).fill_null(-1))
+    codes = in_numpy(array.indices.cast(pa.int64()), -1)
     return np.where(known[codes], codes, -1), [spelling.key(text) for text in texts]
 
 
@@ -161,7 +150,7 @@ def _nothing(array: pa.Array, blank: float) -> Values:
 
 def _taken(values: Values, indices: pa.Array, blank: float) -> Values:
     """Expand dictionary values to rows."""
-    places = in_numpy(indices.cast(pa.int64()).fill_null(-1))  # -1: the added last one
+    places = in_numpy(indices.cast(pa.int64()), -1)  # -1: the added last one
     data = np.append(values.data, np.array(blank, values.data.dtype))
     return Values(data[places], np.append(values.missing, True)[places], np.append(values.bad, False)[places])
 
@@ -191,8 +180,8 @@ def _quickly(
 
 def _tidied(array: pa.Array, spelling: Spelling) -> pa.Array:
     trimmed = pc.ascii_trim_whitespace(array)
-    words = pc.is_in(pc.ascii_lower(trimmed), value_set=pa.array(sorted(spelling.missing(True))))
-    return pc.if_else(words, pa.scalar(None, pa.string()), trimmed)
+    words = pc.is_in(pc.ascii_lower(trimmed), value_set=as_arrow(sorted(spelling.missing(True))))
+    return pc.if_else(words, pa.nulls(1, pa.string())[0], trimmed)
 
 
 def _floats(array: pa.Array) -> np.ndarray | None:
@@ -207,7 +196,7 @@ def _stamps(array: pa.Array) -> np.ndarray | None:
         stamps = array.cast(pa.timestamp("us"))
     except pa.ArrowInvalid:
         stamps = array.cast(pa.timestamp("us", "UTC"))
-    data = in_numpy(stamps.cast(pa.int64()).fill_null(0))
+    data = in_numpy(stamps.cast(pa.int64()), 0)
     return data if ((data >= FIRST) & (data <= LAST)).all() else None
 
 

@@ -10,11 +10,11 @@ from pathlib import Path
 from types import TracebackType
 from typing import IO, Self
 
-import numpy as np
 import pyarrow as pa
 import pyarrow.csv
 import pyarrow.parquet
 
+from opvi.adapters._tables._arrow import as_arrow
 from opvi.adapters._tables._block import TableError, quoted
 from opvi.types import ArrayLike
 
@@ -66,7 +66,7 @@ class Writer:
 
     def write(self, columns: Mapping[str, ArrayLike]) -> None:
         """Write some rows: names to arrays of numbers (NaN is written as a gap) or lists of strings."""
-        table = pa.table({name: _array(values) for name, values in columns.items()})
+        table = pa.table({name: as_arrow(values) for name, values in columns.items()})
         with self._errors():
             if self.format == "parquet":
                 self._parquet = self._parquet or pyarrow.parquet.ParquetWriter(self._file, table.schema)
@@ -114,18 +114,3 @@ class Writer:
             Path(self._temporary).chmod(0o644)
             Path(self._temporary).replace(self._place)
             self._temporary = None
-
-
-def _array(values: ArrayLike) -> pa.Array:
-    """Return values as Arrow's, the usual ones from their bytes: `pa.array` would import pandas first."""
-    if isinstance(values, np.ndarray) and values.ndim == 1 and values.dtype.kind in "fiu":
-        there = None if values.dtype.kind != "f" else pa.py_buffer(np.packbits(~np.isnan(values), bitorder="little"))
-        kind = pa.from_numpy_dtype(values.dtype)
-        return pa.Array.from_buffers(kind, len(values), [there, pa.py_buffer(np.ascontiguousarray(values))])
-    if isinstance(values, list) and all(type(value) is str for value in values):
-        strings = [value.encode() for value in values]
-        ends = np.cumsum([0, *map(len, strings)])
-        if ends[-1] <= np.iinfo(np.int32).max:
-            parts = [None, pa.py_buffer(ends.astype(np.int32)), pa.py_buffer(b"".join(strings))]
-            return pa.Array.from_buffers(pa.string(), len(values), parts)
-    return pa.array(values)
