@@ -27,6 +27,20 @@ class Mutant(NamedTuple):
 
 MUTANTS = [
     Mutant(
+        "wind-up: a variance that is too large takes along what is known of other directions",
+        "src/opvi/filters/_covariance.py",
+        "    few = Z.shape[-1] <= FEW\n",
+        "    few = False\n",
+        "tests/filters/test_covariance.py tests/tracking/test_regressor.py",
+    ),
+    Mutant(
+        "wind-up: the first of those above the largest variance is bounded, whatever the others",
+        "src/opvi/filters/_covariance.py",
+        "j = jnp.argmax(ratio, -1)[..., None]",
+        "j = jnp.argmax(ratio > ABOVE, -1)[..., None]",
+        "tests/filters/test_covariance.py",
+    ),
+    Mutant(
         "large matrices: all at once",
         "src/opvi/filters/_covariance.py",
         "    return alone and len(matrices) > 1 and",

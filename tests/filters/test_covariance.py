@@ -16,6 +16,7 @@ N, D = 2, 5
 def test_shedding_rows_is_the_dense_update(blocks, apiece, monkeypatch):
     """(C - ZᵀZ)/γ with a cap on variances and correlations loosened a little, mended on the way; large ones apiece."""
     monkeypatch.setattr(covariance, "CACHED", 0 if apiece else 1 << 30)
+    monkeypatch.setattr(covariance, "FEW", 0)
     rng = np.random.default_rng(0)
     variance = rng.uniform(0.5, 2, size=(N, blocks, D))
     C = covariance.start(jnp.asarray(variance, jnp.float32))
@@ -35,6 +36,40 @@ def test_shedding_rows_is_the_dense_update(blocks, apiece, monkeypatch):
         dense = dense + (covariance.LOOSENING * (1 / gamma - 1) * diagonal)[..., None] * np.eye(D)
         np.testing.assert_allclose(C.matrices, dense, rtol=2e-3, atol=2e-5)
         np.testing.assert_allclose(covariance.variances(C), np.einsum("nkdd->nkd", dense), rtol=2e-3)
+
+
+def test_small_matrices_are_bounded_as_if_parameters_had_been_looked_at():
+    """Measurements of single parameters with the noise that leaves the largest variance, the worst first; float64."""
+    rng = np.random.default_rng(0)
+    root = rng.normal(size=(N, 2, D, D))
+    C, largest = root @ np.swapaxes(root, 2, 3), rng.uniform(0.5, 3, size=(N, 2, D))
+    found = jax.jit(covariance.bounded)(jnp.asarray(C, jnp.float32), jnp.asarray(largest, jnp.float32))
+    for P, most in zip(C.reshape(-1, D, D), largest.reshape(-1, D), strict=True):
+        while (np.diag(P) > 1.001 * most).any():
+            j = np.argmax(np.diag(P) / most)
+            noise = most[j] * P[j, j] / (P[j, j] - most[j])
+            P -= np.outer(P[j], P[j]) / (P[j, j] + noise)
+    np.testing.assert_allclose(found, C, rtol=1e-3, atol=1e-4)
+    within = jnp.asarray(np.eye(D)[None, None] * np.ones((N, 2, 1, 1)), jnp.float32)
+    np.testing.assert_array_equal(covariance.bounded(within, jnp.ones((N, 2, D))), within)
+
+
+def test_what_is_known_of_a_sum_stays_known_while_the_difference_is_forgotten():
+    """Two equal columns: forgetting must not wind up the difference and, bounded, take the sum with it."""
+    rows, largest = jnp.ones((1, 1, 1, 2)), jnp.full((1, 1, 2), 4.0)
+    C = covariance.start(jnp.ones((1, 1, 2)))
+
+    @jax.jit
+    def learnt(C):
+        Z = rows @ C.matrices
+        return covariance.shed(C, Z / jnp.sqrt(Z @ rows.mT + 1), jnp.full(1, 0.9), largest)
+
+    for _ in range(200):
+        C = learnt(C)
+    P = C.matrices[0, 0]
+    sure = 1 / 0.9 - 1  # of 1 / variance: what a row adds is what forgetting takes
+    assert P.sum() == pytest.approx(sure, rel=0.1)
+    assert P[0, 0] + P[1, 1] - 2 * P[0, 1] == pytest.approx(16, rel=0.02)  # both at their largest
 
 
 def test_large_matrices_are_changed_without_a_second_copy():

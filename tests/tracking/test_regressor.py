@@ -238,6 +238,15 @@ def test_columns_that_hang_together_do_not_blow_up():
     assert least.min() > 1e-6
 
 
+def test_slow_columns_that_occur_twice_do_not_wind_up():
+    """Which of two equal columns counts is never known, and must not make the model forget that together they do."""
+    rng, at = np.random.default_rng(1), np.arange(600)
+    turn, z = 2 * np.pi * (at - at % 5) / 1752, rng.normal(size=600)
+    X, y = np.c_[z, np.sin(turn), np.cos(turn), np.sin(turn), np.cos(turn)], 3 * z + 0.2 * rng.normal(size=600)
+    _, history = opvi.run(opvi.regressor(5, hidden=()), opvi.stream((X, y), 20), 0)
+    assert np.sqrt(history.info.squared_error[15:].mean()) < 0.3
+
+
 def test_a_half_life_halves_what_is_known():
     """The information on a weight whose column stands at its mean, 200 rows later: half, as the half-life is 200."""
     sampler = opvi.regressor(2, hidden=(), particles=2, half_life=200.0, warm_up=0)

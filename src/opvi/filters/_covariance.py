@@ -12,6 +12,8 @@ from opvi._factors import cholesky, diagonal, solve
 from opvi.types import Array
 
 CACHED = 1 << 18  # bytes of one particle's matrices from which on they are changed one after another
+FEW = 64  # parameters up to which variances are bounded direction by direction
+ABOVE = 1.001  # times the largest variance: what is bounded
 MEND_EVERY = 16  # updates; rounding makes matrices lopsided, and a transpose is slow
 SMALLEST_SHARE = 1e-6  # of the largest variance allowed: below it a variance is rounding error
 LOOSENING = 5e-4  # of what forgetting adds to the variances, the share that it adds to each alone
@@ -89,7 +91,7 @@ def variances(C: Covariance) -> Array:
 
 @exactly
 def shed(C: Covariance, Z: Array, gamma: Array, largest: Array) -> Covariance:
-    r"""Return $(C - Z^\top Z)/\gamma$, scaled back where a variance would exceed `largest`.
+    r"""Return $(C - Z^\top Z)/\gamma$, scaled back where a variance would exceed `largest`; small matrices `bounded`.
 
     Where data determine some directions well and others not at all, the variances of the first are below the rounding
     errors of the matrix and may come out negative; forgetting then lets them grow without bound. So the correlations
@@ -104,7 +106,8 @@ def shed(C: Covariance, Z: Array, gamma: Array, largest: Array) -> Covariance:
     """
     gamma = gamma[:, None, None]
     variance = jnp.maximum(variances(C) - (Z**2).sum(2), SMALLEST_SHARE * largest)
-    scale = jnp.sqrt(jnp.minimum(1, largest * gamma / variance) / gamma)
+    few = Z.shape[-1] <= FEW
+    scale = jnp.sqrt((jnp.ones_like(variance) if few else jnp.minimum(1, largest * gamma / variance)) / gamma)
     Z = Z * scale[:, :, None]
     diagonal = jnp.eye(Z.shape[-1], dtype=Z.dtype)[None, None]
     after = variance * scale**2
@@ -123,7 +126,36 @@ def shed(C: Covariance, Z: Array, gamma: Array, largest: Array) -> Covariance:
 
         return when(moved & (updates == 0), mend, matrices)
 
-    return Covariance(apiece(lessened, C.matrices, Z, scale, after, loose), updates)
+    matrices = apiece(lessened, C.matrices, Z, scale, after, loose)
+    return Covariance(bounded(matrices, largest) if few else matrices, updates)
+
+
+def bounded(matrices: Array, largest: Array) -> Array:
+    r"""Return covariances `[n, K, D, D]` with no variance above `largest`, as if such parameters had been looked at.
+
+    $$C \gets C - \frac{C_{jj} - l_j}{C_{jj}^2} C_j C_j^\top$$
+
+    for one parameter after another, the worst first. So what is known of other directions stays as it is: of two equal
+    columns only the difference of their weights is unknown, and their sum keeps its variance.
+    """
+    turns = matrices.shape[-1]
+
+    def over(matrices: Array) -> Array:
+        return diagonal(matrices) / largest
+
+    def turn(carry: tuple[Array, Array]) -> tuple[Array, Array]:
+        i, matrices = carry
+        ratio = over(matrices)
+        j = jnp.argmax(ratio, -1)[..., None]
+        most, v = jnp.take_along_axis(ratio, j, -1), jnp.take_along_axis(diagonal(matrices), j, -1)
+        column = jnp.take_along_axis(matrices, j[..., None], -1)[..., 0] / v
+        less = jnp.where(most > ABOVE, v * (1 - 1 / most), 0)
+        return i + 1, matrices - less[..., None] * column[..., :, None] * column[..., None, :]
+
+    def more(carry: tuple[Array, Array]) -> Array:
+        return (carry[0] < turns) & (over(carry[1]).max() > ABOVE)
+
+    return jax.lax.while_loop(more, turn, (jnp.zeros((), jnp.int32), matrices))[1]
 
 
 class Fading(NamedTuple):
@@ -136,7 +168,8 @@ class Fading(NamedTuple):
 def fading(C: Covariance, gamma: Array, largest: Array) -> Fading:
     """Return the forgetting of `shed`, to be applied before rows are absorbed instead of after."""
     variance = jnp.maximum(variances(C), SMALLEST_SHARE * largest)
-    scale = jnp.sqrt(jnp.minimum(1, largest * gamma / variance) / gamma)
+    few = largest.shape[-1] <= FEW  # bounded afterwards
+    scale = jnp.sqrt((jnp.ones_like(variance) if few else jnp.minimum(1, largest * gamma / variance)) / gamma)
     return Fading(scale, LOOSENING * (1 / gamma - 1) * variance * scale**2)
 
 
@@ -158,7 +191,8 @@ def faded_shed(C: Covariance, fade: Fading, Z: Array, largest: Array) -> Covaria
 
     moved = (Z != 0).any()
     updates = jnp.where(moved, jax.lax.rem(C.updates + 1, jnp.asarray(MEND_EVERY, C.updates.dtype)), C.updates)
-    return Covariance(when(moved & (updates == 0), mend, matrices), updates)
+    matrices = when(moved & (updates == 0), mend, matrices)
+    return Covariance(bounded(matrices, largest) if Z.shape[-1] <= FEW else matrices, updates)
 
 
 @exactly
