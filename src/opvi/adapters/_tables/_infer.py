@@ -1,7 +1,7 @@
 """The schema, inferred from the first rows."""
 
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 import numpy as np
 
@@ -10,7 +10,7 @@ from opvi.adapters._tables._delimited import NUMBER
 from opvi.adapters._tables._first import First, Reading, settle
 from opvi.adapters._tables._schema import DAY, HASHED, SMALLEST_POSITIVE, Column, Schema, labels_of, waves_of
 from opvi.adapters._tables._source import named
-from opvi.adapters._tables._values import Values, label, whole_or_text
+from opvi.adapters._tables._values import TRUTH, WHOLE, ZEROS, Values, label, whole_or_text
 from opvi.running._origin import origin_of
 
 FIRST_ROWS = 1_000
@@ -21,7 +21,6 @@ WHOLE_CLASSES = 10  # a whole-number target with more values is a regression's
 COUNTED = 20  # rows from which on a row number is recognised
 RISING = 200  # rows from which on numbers with gaps are taken for one, where each is larger than the one before
 NAMES_ROWS = re.compile(r"(?:^|[^A-Za-z])(?i:id|uuid|guid)$|[a-z]I[Dd]$")  # how a column is called that names rows
-ZEROS = re.compile(r"[+-]?0\d+", re.ASCII)  # 007 is a code, not a number
 
 PLAINLY = Reading()
 
@@ -215,14 +214,15 @@ def _task(first: First, task: str, classes: Sequence[str] | None, notes: list[st
         raise TableError(f"{where} holds dates. Give a column of numbers, or of labels.")
     texts = first.levels()[1]
     if numeric and not any(ZEROS.fullmatch(text) for text in texts):
-        keys = {whole_or_text(text, first.spelling) for text in texts} - {""}
-        labels, found = "number", sorted(keys, key=lambda text: (float(text), int(text) if whole else 0))
+        labels, found = _numbers(first, texts)
         if task == "auto":
             notes.append(
                 f"{where} holds whole numbers with {len(found)} values, taken as classes; else: task regression"
             )
+        found += _words(first, lambda text: not whole_or_text(text, first.spelling))
     elif first.kind == "boolean":
-        labels, found = "boolean", ["false", "true"]
+        labels = "boolean" if {"1", "0"} & set(texts) else "truth"
+        found = ["false", "true", *_words(first, lambda text: text.lower() not in TRUTH)]
     else:
         labels, found = "text", sorted(_as_written(first))
         like, plain = first.like()
@@ -238,6 +238,20 @@ def _task(first: First, task: str, classes: Sequence[str] | None, notes: list[st
             f"{where} has {len(found)} classes in {rows} rows: (nearly) every value differs. Choose another."
         )
     return "classification", labels, found
+
+
+def _numbers(first: First, texts: list[str]) -> tuple[str, list[str]]:
+    """Return what labels that are mostly numbers hold, and the numbers among them, each once, in ascending order."""
+    spelt = {text: key for text in texts if (key := whole_or_text(text, first.spelling))}
+    plain = bool(first.forms) and not first.open and all(text == key for text, key in spelt.items())
+    found = sorted(set(spelt.values()), key=lambda key: (float(key), int(key) if WHOLE.fullmatch(key) else 0))
+    return "whole" if plain else "number", found
+
+
+def _words(first: First, odd: Callable[[str], bool]) -> list[str]:
+    """Return the labels among numbers or truth values that are neither these nor gaps, as they are written."""
+    gaps = first.spelling.missing(among_values=True)
+    return sorted(text for text in _as_written(first) if odd(text) and text.lower() not in gaps)
 
 
 def _as_written(first: First) -> list[str]:
