@@ -765,6 +765,17 @@ def test_numbers_with_a_unit_are_told(tmp_path: Path) -> None:
     assert len(learnt(codes)[0].classes) == 20
 
 
+def test_a_date_format_that_does_not_fit_is_told(tmp_path: Path) -> None:
+    """With the one that fits, if there is one."""
+    days = [f"{1 + i % 12}/{1 + i % 28}/2024" for i in range(60)]  # month first
+    path = written(tmp_path, "a.csv", "x,day,y\n" + "".join(f"{i % 7},{day},{i}.5\n" for i, day in enumerate(days)))
+    (note,) = learnt(path, reading=Reading(dates="dmy"))[0].notes
+    assert "look like dates, but do not fit the date format given, 'dmy'; give the date format 'mdy' to" in note
+    with pytest.raises(TableError, match=r"date format given, '%d\.%m\.%Y'\. Give the date format 'mdy'"):
+        learnt(path, target="day", reading=Reading(dates="%d.%m.%Y"))
+    assert "in 'day'" in learnt(path, reading=Reading(dates="mdy"))[0].notes[0]
+
+
 def test_classes_that_differ_only_by_case_are_told(tmp_path: Path) -> None:
     rows = "".join(f"{i}.5,{('Yes', 'yes', 'Y', 'No', 'n')[i % 5]}\n" for i in range(60))
     path = written(tmp_path, "a.csv", f"x,y\n{rows}")

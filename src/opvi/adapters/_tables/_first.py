@@ -146,12 +146,21 @@ class First:
     def like(self) -> tuple[str, str]:
         """Return what strings were probably meant to be and the remedy; nothing if they are just strings."""
         texts = [text for text in self.levels()[0] if not text.isdigit()]  # whole numbers are not misspelt, but long
-        for pattern, like, plain in ((LIKE_NUMBERS, "numbers", "1234.5"), (LIKE_DATES, "dates", "2024-01-31")):
+        for pattern, like, remedy in (
+            (LIKE_NUMBERS, "numbers", "write them like 1234.5"),
+            (LIKE_DATES, "dates", "write them like 2024-01-31"),
+        ):
             if texts and sum(pattern.fullmatch(text) is not None for text in texts) >= NEARLY * len(texts):
-                return like, f"write them like {plain}"
+                return self._misread(texts, remedy) if like == "dates" and self.reading.dates else (like, remedy)
         if unit := self.unit():
             return f"numbers with the unit {quoted(unit)}", "remove the unit"
         return "", ""
+
+    def _misread(self, texts: list[str], remedy: str) -> tuple[str, str]:
+        """Return that dates do not fit the order or pattern that the user gave, and those that they fit."""
+        fits = [quoted(order) for order, _, _ in date_orders(texts, ORDERS, 1 - NEARLY)]
+        remedy = f"give the date format {' or '.join(fits)}" if fits else remedy
+        return f"dates, but do not fit the date format given, {quoted(str(self.reading.dates))}", remedy
 
     def unit(self) -> str:
         """Return the unit that follows the number in nearly all strings; nothing if there is none."""
