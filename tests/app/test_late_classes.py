@@ -7,10 +7,12 @@ import numpy as np
 import pyarrow.csv as pc
 import pytest
 
+from opvi.adapters._tables import Schema, infer_schema, open_source
 from opvi.app import cli
 from opvi.app.learn import RunDirectory, Settings, Stopped
 from opvi.app.learn import _classes as classes
 from opvi.app.learn import _learner as learner
+from opvi.app.learn._classes import met
 from opvi.app.learn._predict import learnt
 from tests.app.test_learning import learn, stopping_after
 
@@ -84,3 +86,60 @@ def test_there_is_a_largest_number_of_classes(table, tmp_path, monkeypatch):
     done = learn(table, tmp_path / "run", **SMALL)
     assert done.schema.classes == ["a", "b", "9007199254740993"]
     assert any("is none of the classes" in kind for kind in done.kinds)
+
+
+@pytest.mark.parametrize(
+    ("first", "late", "classes"),
+    [
+        (["true", "false"], ["maybe", "1", "TRUE", "0"], ["false", "true", "maybe", "1", "0"]),
+        (["true", "0"], ["maybe", "1", "False"], ["false", "true", "maybe"]),
+        (["1", "2"], ["other", "3", "02"], ["1", "2", "other", "3", "02"]),
+        (["7", "8"], ["07", "3.0", "8", "3", "07"], ["7", "8", "07", "3.0", "3"]),
+        (["1.0", "2.0"], ["3.0", "3", "01", "x"], ["1", "2", "3", "01", "x"]),
+        (["7", "8"] * 30 + ["odd"], ["9"], ["7", "8", "odd", "9"]),
+    ],
+)
+def test_late_labels_are_kept_as_written(tmp_path, first, late, classes):
+    """Among truth values and numbers as among text; a missing label still costs its row."""
+    labels = [*(first[i % len(first)] for i in range(120)), *late, "?", ""]
+    text = "".join(f"{i % 7}.5,{i % 3},{label}\n" for i, label in enumerate(labels))
+    (tmp_path / "a.csv").write_text(f"x,noise,y\n{text}")
+    with open_source(tmp_path / "a.csv") as source:
+        blocks = list(source.blocks())
+    schema, encoded = met(infer_schema(blocks, "y", rows=100), blocks[0])
+    assert schema.classes == classes
+    assert [one.row for one in encoded.rejected] == [len(labels) - 2, len(labels) - 1]
+
+
+def test_a_run_meets_late_classes_among_truth_values(tmp_path):
+    text = "".join(f"{i % 7}.5,{('maybe', 'true', 'false')[i % 3 or 2 * (i < 150)]}\n" for i in range(300))
+    (tmp_path / "a.csv").write_text(f"x,y\n{text}")
+    done = learn(tmp_path / "a.csv", tmp_path / "run", **SMALL)
+    assert (done.schema.classes, done.rejected) == (["false", "true", "maybe"], 0)
+
+
+def test_numbers_in_json_are_values(tmp_path):
+    """Beside labels of a table, too, as in a request to a model that learnt from one."""
+    (tmp_path / "a.csv").write_text("x,y\n" + "".join(f"{i}.5,{i % 2 + 7}\n" for i in range(30)))
+    (tmp_path / "b.jsonl").write_text('{"x": 1, "y": 7.0}\n{"x": 1, "y": "07"}\n{"x": 2, "y": 9.0}\n{"x": 2, "y": 9}\n')
+    with open_source(tmp_path / "a.csv") as table, open_source(tmp_path / "b.jsonl") as lines:
+        schema = infer_schema(list(table.blocks()), "y")
+        schema, encoded = met(schema, *lines.blocks())
+    assert schema.classes == ["7", "8", "07", "9"]
+    assert encoded.y.tolist() == [0, 2, 3, 3]
+
+
+@pytest.mark.parametrize(
+    ("labels", "late", "codes"),
+    [("boolean", ["1", "FALSE", "maybe"], [1, 0, 2]), ("number", ["1.0", "0", "maybe"], [1, 0, 2])],
+)
+def test_schemas_of_older_runs_meet_late_classes(tmp_path, labels, late, codes):
+    """In them 1 is true, and numbers are read by value."""
+    names = ["false", "true"] if labels == "boolean" else ["0", "1"]
+    (tmp_path / "a.csv").write_text("x,y\n" + "".join(f"{i}.5,{label}\n" for i, label in enumerate(late)))
+    with open_source(tmp_path / "a.csv") as source:
+        blocks = list(source.blocks())
+    old = infer_schema(blocks, "y", task="classification").to_json()
+    schema, encoded = met(Schema.from_json({**old, "classes": names, "labels": labels}), blocks[0])
+    assert schema.classes == [*names, "maybe"]
+    assert encoded.y.tolist() == codes

@@ -87,6 +87,10 @@ def test_a_model_beyond_memory_is_refused_before_it_is_made(schema: Schema) -> N
     with pytest.raises(ValueError, match=r"would have [\d.]+ GiB.*Leave out columns"):
         model(many, Settings(hidden=()))
     assert model(many, Settings()).about  # with a hidden layer it fits
+    wide = schema._replace(features=[str(i) for i in range(3_000)])
+    with pytest.raises(ValueError, match="3,000 columns as encoded, and grows with their square. Leave out") as refused:
+        model(wide, Settings())
+    assert "class" not in str(refused.value)
 
 
 def test_memory_that_is_not_there_is_refused_with_numbers(schema: Schema, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -28,6 +28,7 @@ from opvi.adapters._tables import _block as block
 from opvi.adapters._tables import _lines as lines
 from opvi.adapters._tables import _values as values
 from opvi.adapters._tables._delimited import MISSING, Delimited
+from opvi.adapters._tables._first import Reading
 from opvi.adapters._tables._jsonlines import JsonLines
 from opvi.app.learn import RunDirectory, Settings
 from opvi.app.learn._learner import Stop
@@ -740,6 +741,49 @@ def test_a_column_mostly_of_numbers_holds_numbers(tmp_path: Path) -> None:
     ]
     assert [rejected.row for rejected in out.rejected] == [7]
     assert json.loads(out.rejected[0].text) == {"x": "oops", "y": "7.5"}
+
+
+UNITS = "x,km,mass,y\n" + "".join(
+    f'{i % 7},"1.{100 + i},{10 + i % 9} km",{i % 20} kg,{i + 0.5} kg\n' for i in range(60)
+)
+
+
+def test_numbers_with_a_unit_are_told(tmp_path: Path) -> None:
+    """Inputs cost the column or become text with a hint; a target is refused, unless it has few values."""
+    path = written(tmp_path, "a.csv", UNITS)
+    schema, _ = learnt(path, task="classification", target="mass")
+    assert "left out: every value differs: '1.100,10 km' and others look like numbers with the unit 'km'" in str(schema)
+    assert "remove the unit to have them learnt so" in schema.notes[0]
+    with pytest.raises(TableError, match=r"look like numbers with the unit 'kg'\. Remove the unit; or, .* task class"):
+        learnt(path)
+    with pytest.raises(TableError, match=r"holds numbers with the unit 'kg', such as .* Remove the unit"):
+        learnt(path, task="regression")
+    stars = written(tmp_path, "b.csv", "x,y\n" + "".join(f"{i}.5,{1 + i % 5} stars\n" for i in range(60)))
+    schema, _ = learnt(stars)
+    assert (len(schema.classes), "with the unit 'stars', taken as 5 classes" in schema.notes[0]) == (5, True)
+    codes = written(tmp_path, "c.csv", "x,y\n" + "".join(f"{i}.5,{i % 20}{'AB'[i % 2]}\n" for i in range(60)))
+    assert len(learnt(codes)[0].classes) == 20
+
+
+def test_a_date_format_that_does_not_fit_is_told(tmp_path: Path) -> None:
+    """With the one that fits, if there is one."""
+    days = [f"{1 + i % 12}/{1 + i % 28}/2024" for i in range(60)]  # month first
+    path = written(tmp_path, "a.csv", "x,day,y\n" + "".join(f"{i % 7},{day},{i}.5\n" for i, day in enumerate(days)))
+    (note,) = learnt(path, reading=Reading(dates="dmy"))[0].notes
+    assert "look like dates, but do not fit the date format given, 'dmy'; give the date format 'mdy' to" in note
+    with pytest.raises(TableError, match=r"date format given, '%d\.%m\.%Y'\. Give the date format 'mdy'"):
+        learnt(path, target="day", reading=Reading(dates="%d.%m.%Y"))
+    assert "in 'day'" in learnt(path, reading=Reading(dates="mdy"))[0].notes[0]
+
+
+def test_classes_that_differ_only_by_case_are_told(tmp_path: Path) -> None:
+    rows = "".join(f"{i}.5,{('Yes', 'yes', 'Y', 'No', 'n')[i % 5]}\n" for i in range(60))
+    path = written(tmp_path, "a.csv", f"x,y\n{rows}")
+    (note,) = learnt(path)[0].notes
+    assert "has 5 classes, of which some differ only by case" in note
+    assert "'Y', 'Yes', 'yes'. To make them one: --fold-case" in note
+    schema = infer_schema(open_source(path).blocks(), "y", reading=Reading(fold=True))
+    assert (len(schema.classes), schema.notes) == (2, [])
 
 
 def test_a_stray_quote_in_every_line_is_looked_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -22,6 +22,8 @@ GROUPED = re.compile(r"[+-]?[1-9]\d{0,2}(?:\.\d{3})+", re.ASCII)  # 1.234: a tho
 # Texts that a person reads as numbers or dates: €5, 12 %, 1,234.5 and 3,14; 31/01/2024 and 31.1.24.
 LIKE_NUMBERS = re.compile(r"[+-]?[$£€¥]? ?[+-]?(?:\d{1,3}(?:[,.' ]\d{3})+|\d+)(?:[.,]\d+)? ?[%$£€¥]?", re.ASCII)
 LIKE_DATES = re.compile(r"(?:\d{1,2}([/.-])\d{1,2}\1\d{2,4}|\d{4}([/.])\d{1,2}\2\d{1,2})(?:[ T].*)?", re.ASCII)
+# A number and its unit: 50 kg, 1.557,63 km, 21°C, 80 m2.
+WITH_UNIT = re.compile(r"[+-]?(?:\d{1,3}(?:[,.' ]\d{3})+|\d+)(?:[.,]\d+)? ?((?:[^\W\d_]|[°/])[^\d]{0,14}[23]?)")
 NAMES = {"dmy": "day, month, year", "mdy": "month, day, year", "ymd": "year, month, day"}
 
 
@@ -142,12 +144,30 @@ class First:
         return {folded(text) for text in self.levels()[1]} == {"yes", "no"}
 
     def like(self) -> tuple[str, str]:
-        """Return what strings were probably meant to be and the format; nothing if they are just strings."""
+        """Return what strings were probably meant to be and the remedy; nothing if they are just strings."""
         texts = [text for text in self.levels()[0] if not text.isdigit()]  # whole numbers are not misspelt, but long
-        for pattern, like, plain in ((LIKE_NUMBERS, "numbers", "1234.5"), (LIKE_DATES, "dates", "2024-01-31")):
+        for pattern, like, remedy in (
+            (LIKE_NUMBERS, "numbers", "write them like 1234.5"),
+            (LIKE_DATES, "dates", "write them like 2024-01-31"),
+        ):
             if texts and sum(pattern.fullmatch(text) is not None for text in texts) >= NEARLY * len(texts):
-                return like, plain
+                return self._misread(texts, remedy) if like == "dates" and self.reading.dates else (like, remedy)
+        if unit := self.unit():
+            return f"numbers with the unit {quoted(unit)}", "remove the unit"
         return "", ""
+
+    def _misread(self, texts: list[str], remedy: str) -> tuple[str, str]:
+        """Return that dates do not fit the order or pattern that the user gave, and those that they fit."""
+        fits = [quoted(order) for order, _, _ in date_orders(texts, ORDERS, 1 - NEARLY)]
+        remedy = f"give the date format {' or '.join(fits)}" if fits else remedy
+        return f"dates, but do not fit the date format given, {quoted(str(self.reading.dates))}", remedy
+
+    def unit(self) -> str:
+        """Return the unit that follows the number in nearly all strings; nothing if there is none."""
+        texts = [text for text in self.levels()[0] if not text.isdigit()]
+        found = Counter(match[1] for text in texts if (match := WITH_UNIT.fullmatch(text)))
+        unit, count = max(found.items(), key=lambda item: item[1], default=("", 0))
+        return unit if count >= NEARLY * len(texts) else ""
 
     @property
     def signs(self) -> bool:

@@ -1,7 +1,7 @@
 """The schema, inferred from the first rows."""
 
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 import numpy as np
 
@@ -10,7 +10,8 @@ from opvi.adapters._tables._delimited import NUMBER
 from opvi.adapters._tables._first import First, Reading, settle
 from opvi.adapters._tables._schema import DAY, HASHED, SMALLEST_POSITIVE, Column, Schema, labels_of, waves_of
 from opvi.adapters._tables._source import named
-from opvi.adapters._tables._values import Values, label, whole_or_text
+from opvi.adapters._tables._spelling import folded
+from opvi.adapters._tables._values import TRUTH, WHOLE, ZEROS, Values, label, whole_or_text
 from opvi.running._origin import origin_of
 
 FIRST_ROWS = 1_000
@@ -21,7 +22,6 @@ WHOLE_CLASSES = 10  # a whole-number target with more values is a regression's
 COUNTED = 20  # rows from which on a row number is recognised
 RISING = 200  # rows from which on numbers with gaps are taken for one, where each is larger than the one before
 NAMES_ROWS = re.compile(r"(?:^|[^A-Za-z])(?i:id|uuid|guid)$|[a-z]I[Dd]$")  # how a column is called that names rows
-ZEROS = re.compile(r"[+-]?0\d+", re.ASCII)  # 007 is a code, not a number
 
 PLAINLY = Reading()
 
@@ -176,8 +176,8 @@ def _text(first: First) -> tuple[Column | None, str]:
         first.spelling = first.spelling._replace(fold=True)
     texts, levels = first.levels()
     gaps = bool(len(texts) < len(first.odd) - first.odd.sum())
-    like, plain = first.like()
-    hint = f"{quoted(texts[0])} and others look like {like}; write {plain} to have them learnt so" if like else ""
+    like, remedy = first.like()
+    hint = f"{quoted(texts[0])} and others look like {like}; {remedy} to have them learnt so" if like else ""
     if len(levels) <= LEVELS:
         return Column(first.name, "levels", gaps, levels=sorted(levels)), hint and f"taken as text: {hint}"
     hint = hint and f": {hint}"
@@ -208,6 +208,11 @@ def _task(first: First, task: str, classes: Sequence[str] | None, notes: list[st
     if task == "regression" or (task == "auto" and numeric and not few):
         if not numeric:
             held = {"boolean": "truth values", "date": "dates"}.get(first.kind, "text")
+            if unit := first.kind == "text" and first.unit():
+                raise TableError(
+                    f"{where} holds numbers with the unit {quoted(unit)}, such as {quoted(first.levels()[1][0])}, but "
+                    "regression needs plain numbers. Remove the unit."
+                )
             raise TableError(f"{where} holds {held}, but regression needs numbers. Use task classification.")
         _refuse_single([label(value) for value in data.tolist()], where)
         return "regression", "number", []
@@ -215,22 +220,19 @@ def _task(first: First, task: str, classes: Sequence[str] | None, notes: list[st
         raise TableError(f"{where} holds dates. Give a column of numbers, or of labels.")
     texts = first.levels()[1]
     if numeric and not any(ZEROS.fullmatch(text) for text in texts):
-        keys = {whole_or_text(text, first.spelling) for text in texts} - {""}
-        labels, found = "number", sorted(keys, key=lambda text: (float(text), int(text) if whole else 0))
+        labels, found = _numbers(first, texts)
         if task == "auto":
             notes.append(
                 f"{where} holds whole numbers with {len(found)} values, taken as classes; else: task regression"
             )
+        found += _words(first, lambda text: not whole_or_text(text, first.spelling))
     elif first.kind == "boolean":
-        labels, found = "boolean", ["false", "true"]
+        labels = "boolean" if {"1", "0"} & set(texts) else "truth"
+        found = ["false", "true", *_words(first, lambda text: text.lower() not in TRUTH)]
     else:
         labels, found = "text", sorted(_as_written(first))
-        like, plain = first.like()
-        if task == "auto" and like and not numeric:
-            raise TableError(
-                f"{where} holds strings such as {quoted(found[0])}, which look like {like}. Write them like {plain}; "
-                "or, if they are labels, say so: task classification."
-            )
+        if not numeric:
+            _doubt(first, found, task, where, notes)
     _refuse_single(found, where)
     rows = len(first.levels()[0])
     if len(found) > LEVELS and len(found) >= DIFFERENT * rows:
@@ -238,6 +240,41 @@ def _task(first: First, task: str, classes: Sequence[str] | None, notes: list[st
             f"{where} has {len(found)} classes in {rows} rows: (nearly) every value differs. Choose another."
         )
     return "classification", labels, found
+
+
+def _doubt(first: First, found: list[str], task: str, where: str, notes: list[str]) -> None:
+    """Refuse strings that were hardly meant as classes; note those that may have been."""
+    like, remedy = first.like()
+    if task == "auto" and like:
+        if not first.unit() or len(found) > WHOLE_CLASSES:
+            raise TableError(
+                f"{where} holds strings such as {quoted(found[0])}, which look like {like}. {remedy.capitalize()}; "
+                "or, if they are labels, say so: task classification."
+            )
+        notes.append(f"{where} holds {like}, taken as {len(found)} classes; {remedy} to have them learnt as numbers")
+    same: dict[str, list[str]] = {}
+    for text in found:
+        same.setdefault(folded(text), []).append(text)
+    twice = max(same.values(), key=len)
+    if not first.spelling.fold and len(twice) > 1:
+        notes.append(
+            f"{where} has {len(found)} classes, of which some differ only by case, spaces, or y for yes and n for no: "
+            f"{', '.join(map(quoted, twice[:4]))}. To make them one: --fold-case"
+        )
+
+
+def _numbers(first: First, texts: list[str]) -> tuple[str, list[str]]:
+    """Return what labels that are mostly numbers hold, and the numbers among them, each once, in ascending order."""
+    spelt = {text: key for text in texts if (key := whole_or_text(text, first.spelling))}
+    plain = bool(first.forms) and not first.open and all(text == key for text, key in spelt.items())
+    found = sorted(set(spelt.values()), key=lambda key: (float(key), int(key) if WHOLE.fullmatch(key) else 0))
+    return "whole" if plain else "number", found
+
+
+def _words(first: First, odd: Callable[[str], bool]) -> list[str]:
+    """Return the labels among numbers or truth values that are neither these nor gaps, as they are written."""
+    gaps = first.spelling.missing(among_values=True)
+    return sorted(text for text in _as_written(first) if odd(text) and text.lower() not in gaps)
 
 
 def _as_written(first: First) -> list[str]:

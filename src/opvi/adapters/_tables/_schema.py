@@ -10,7 +10,16 @@ import pyarrow as pa
 
 from opvi.adapters._tables._block import SHOWN, Block, Json, Rejected, TableError, quoted
 from opvi.adapters._tables._spelling import PLAIN, Spelling
-from opvi.adapters._tables._values import TRUTH, Values, as_booleans, as_dates, as_levels, as_numbers, whole_or_text
+from opvi.adapters._tables._values import (
+    TRUTH,
+    ZEROS,
+    Values,
+    as_booleans,
+    as_dates,
+    as_levels,
+    as_numbers,
+    whole_or_text,
+)
 from opvi.types import LARGEST_VALUE
 
 HASHED = 32  # columns of a text with many values
@@ -73,7 +82,7 @@ class Schema(NamedTuple):
     target: str
     task: str  # regression or classification
     classes: list[str]
-    labels: str  # what the target holds: number, boolean or text
+    labels: str  # what the target holds: see `label_name`
     columns: list[Column]
     features: list[str]  # names of the encoded columns, all different
     origin: list[str]  # for each of them, the source's column
@@ -115,15 +124,15 @@ class Schema(NamedTuple):
         """Return the labels of a block that are not among the classes, in order of appearance."""
         if self.task != "classification":
             return []
-        key = label_key(self.labels, self.spelling)
-        known = {"", *(key(name) for name in self.classes)}
+        name_of = label_name(self._labels(block), self.spelling)
+        known = {"", *(self.spelling.key(name) for name in self.classes)}
         gaps = self.spelling.missing(among_values=self.labels != "text")
         codes, texts = as_levels(raw(block, self.target, len(block.numbers)), self.spelling._replace(fold=False))
         out: dict[str, str] = {}
         for code in dict.fromkeys(codes.tolist()):
-            text = texts[code]
-            if code >= 0 and key(text) not in known and text.lower() not in gaps:
-                out.setdefault(key(text), text if self.labels == "text" else key(text))
+            name = name_of(texts[code])
+            if code >= 0 and (key := self.spelling.key(name)) not in known and texts[code].lower() not in gaps:
+                out.setdefault(key, name)
         return list(out.values())
 
     def encode(self, block: Block, with_target: bool = True) -> Encoded:
@@ -165,6 +174,10 @@ class Schema(NamedTuple):
             return np.round(COUNT_BEND * np.sinh(learnt) ** 2 - COUNT_SHIFT)
         return np.exp(learnt) if self.positive else learnt + self.shift
 
+    def _labels(self, block: Block) -> str:
+        """What the target of a block holds: a number in JSON is a value, not text."""
+        return "number" if self.labels == "whole" and block.open else self.labels
+
     def _target(self, block: Block, rows: int, reasons: dict[int, str]) -> np.ndarray:
         """Return the targets of all rows; values at rejected rows are meaningless."""
         array = raw(block, self.target, rows)
@@ -185,7 +198,7 @@ class Schema(NamedTuple):
                 _note(~sound, lambda i: f"{where}: {_value(array, i)} is not positive", reasons)
                 return np.log(np.where(sound, values.data, 1.0)).astype(np.float32)
             return np.where(sound, values.data - self.shift, 0.0).astype(np.float32)
-        codes, missing = labels_of(array, self.labels, self.classes, self.spelling)
+        codes, missing = labels_of(array, self._labels(block), self.classes, self.spelling)
         _note(missing, lambda _: f"{where} is missing", reasons)
         known = ", ".join(self.classes[:10]) + (", ..." if len(self.classes) > 10 else "")
         _note(
@@ -217,24 +230,32 @@ def raw(block: Block, name: str, rows: int) -> pa.Array:
     return pa.nulls(rows, pa.string()) if array is None else array
 
 
-def label_key(labels: str, spelling: Spelling) -> Callable[[str], str]:
-    """Return a function that maps all spellings of a class to one key."""
-    if labels == "text":
-        return spelling.key
+def label_name(labels: str, spelling: Spelling) -> Callable[[str], str]:
+    """Return a function from a label to the name of its class: the label as written, unless it is another spelling.
+
+    Args:
+        labels: text or whole numbers, as written; truth values, in any case; boolean: these, and 1 and 0 for them; or
+            number: by value, except codes like 007.
+        spelling: how numbers are written.
+    """
+    if labels == "truth":
+        return lambda text: text.lower() if text.lower() in ("true", "false") else text
     if labels == "boolean":
-        return lambda text: {1.0: "true", 0.0: "false"}.get(TRUTH.get(text.lower(), 2.0), "")
-    return lambda text: whole_or_text(text, spelling)
+        return lambda text: {1.0: "true", 0.0: "false"}.get(TRUTH.get(text.lower(), 2.0), text)
+    if labels == "number":
+        return lambda text: text if ZEROS.fullmatch(text) else whole_or_text(text, spelling) or text
+    return lambda text: text
 
 
 def labels_of(
     array: pa.Array, labels: str, classes: list[str], spelling: Spelling = PLAIN
 ) -> tuple[np.ndarray, np.ndarray]:
     """Return the number of each row's class, -1 for none, and which rows have no label."""
-    key = label_key(labels, spelling)
-    place = {key(name): number for number, name in enumerate(classes)}
+    name_of = label_name(labels, spelling)
+    place = {spelling.key(name): number for number, name in enumerate(classes)}
     codes, texts = as_levels(array, spelling)
     gaps = spelling.missing(among_values=labels != "text")
-    known = np.array([place.get(key(text), -1) for text in texts] + [-1], np.int64)
+    known = np.array([place.get(spelling.key(name_of(text)), -1) for text in texts] + [-1], np.int64)
     gone = np.array([text.lower() in gaps for text in texts] + [True], bool)
     return known[codes], gone[codes]
 

@@ -19,6 +19,7 @@ from opvi.adapters._tables._delimited import NUMBER
 from opvi.adapters._tables._spelling import EPOCH, PLAIN, Spelling, number, stamp
 
 WHOLE = re.compile(r"[+-]?\d{1,4000}", re.ASCII)
+ZEROS = re.compile(r"[+-]?0\d+", re.ASCII)  # 007 is a code, not a number
 INFINITE = re.compile(r"[+-]?inf(?:inity)?", re.IGNORECASE)
 DATE = re.compile(
     r"\d{4}-\d\d-\d\d(?:[Tt ]\d\d(?::\d\d(?::\d\d(?:[.,]\d{1,9})?)?)?(?:[Zz]|[+-]\d\d(?::?\d\d)?)?)?", re.ASCII
@@ -132,7 +133,7 @@ def label(value: float) -> str:
 
 
 def whole_or_text(text: str, spelling: Spelling = PLAIN) -> str:
-    """Return a key that is equal for all spellings of a number, of any length; None for other text."""
+    """Return a key that is equal for all spellings of a number, of any length; an empty string for other text."""
     try:
         if WHOLE.fullmatch(text):
             return str(int(text))

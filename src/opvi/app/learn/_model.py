@@ -81,8 +81,7 @@ def model(schema: Schema, settings: Settings, room: int | None = None) -> Sample
     if size > MOST_BYTES:  # before it takes the memory
         raise ValueError(
             f"the model would have {size / 2**30:.1f} GiB, and several times that while it learns, but at most "
-            f"{MOST_BYTES / 2**30:g} is allowed. Leave out columns, take fewer particles, or fewer classes; a linear "
-            "classifier grows with the square of columns times classes, one with hidden layers far less."
+            f"{MOST_BYTES / 2**30:g} is allowed. {_remedy(schema)}"
         )
     free = free_memory()
     if free is not None and size * WHILE_LEARNING > free:
@@ -92,6 +91,19 @@ def model(schema: Schema, settings: Settings, room: int | None = None) -> Sample
             "layers: `--leave-out`, `--particles`, `--hidden`."
         )
     return made
+
+
+def _remedy(schema: Schema) -> str:
+    """Say how a model that is too large becomes smaller."""
+    if schema.task == "regression":
+        return (
+            f"It has {len(schema.features):,} columns as encoded, and grows with their square. Leave out columns, or "
+            "take fewer particles or narrower layers: `--leave-out`, `--particles`, `--hidden`."
+        )
+    return (
+        "Leave out columns, take fewer particles, or fewer classes; a linear classifier grows with the square of "
+        "columns times classes, one with hidden layers far less."
+    )
 
 
 def free_memory() -> int | None:
