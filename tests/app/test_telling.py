@@ -3,18 +3,20 @@
 import asyncio
 import csv
 import json
+import os
 import shutil
 
 import numpy as np
 import pytest
 
 from benchmarks import brokers, kills
+from opvi.app.cli import main
 from opvi.app.learn import RunDirectory, RunError, Stopped
 from opvi.app.learn import _learner as learner
 from opvi.app.learn._predict import learnt
 from opvi.app.learn._starting import Asked, ready
 from opvi.app.learn._stopping import Stop
-from opvi.app.learn._telling import telling
+from opvi.app.learn._telling import COLUMNS, Teller, telling
 from tests.app.test_learning import ROWS, SMALL, stopping_after
 from tests.app.test_streams import broker
 
@@ -108,6 +110,50 @@ def test_files_of_others_are_not_touched(table, tmp_path):
     (tmp_path / "out.csv").write_text("")
     with pytest.raises(RunError, match="is shorter than the run left it"):
         learn(table, tmp_path / "run", tmp_path / "out.csv")
+
+
+def test_a_file_is_known_from_the_first_row_on(table, tmp_path, monkeypatch):
+    """Also a process that is killed before its first regular checkpoint can resume."""
+
+    def killed(self, schema):
+        self.sink.write([dict.fromkeys(COLUMNS["regression"], 0.0)])
+        os.rename(tmp_path / "run", tmp_path / "left")  # whatever is saved from now on is lost
+        raise ZeroDivisionError
+
+    with monkeypatch.context() as patched, pytest.raises(RunError, match="could not be written"):
+        patched.setattr(Teller, "flush", killed)
+        learn(table, tmp_path / "run", tmp_path / "out.csv")
+    learn(table, tmp_path / "left", tmp_path / "out.csv")
+    with (tmp_path / "out.csv").open(newline="") as file:
+        assert len(list(csv.DictReader(file))) == 1099
+
+
+def test_several_targets_have_a_file_each(tmp_path, capsys, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    lines = [f"{i % 7},{i % 7 + i % 3},{i % 5 + i % 3 + 1},{i % 2 - 1}" for i in range(60)]
+    (tmp_path / "t.csv").write_text("x,price €,price $,low\n" + "\n".join(lines) + "\n")
+    words = ["learn", "t.csv", "--hidden", "none", "--task", "regression", "--neighbour-rows", "0", "--run", "both"]
+    both = ["--target", "price €", "--target", "price $", "--predictions"]
+    for wrong, says in (
+        ([*both, "nats://host/told"], "takes the predictions of one target, but there are 2"),
+        ([*both, "-"], "takes the predictions of one target, but there are 2"),
+        ([*both, "out.csv", "--target", "low", "--positive"], "the target 'price €' holds 0"),
+        (["--target", "price $", "--target", "low", "--positive"], "the target 'low' holds -1"),
+    ):
+        assert main([*words, *wrong]) == 1
+        assert says in capsys.readouterr().err
+        assert sorted(path.name for path in tmp_path.iterdir()) == ["t.csv"]  # nothing was learnt
+    files = [tmp_path / f"out-{place}-price_.csv" for place in (1, 2)]
+    files[1].write_text("precious")
+    assert main([*words, *both, "out.csv"]) == 1
+    assert f"would write {files[1].name}, which is there already" in capsys.readouterr().err
+    files[1].unlink()
+    assert main([*words, *both, "out.csv"]) == 0
+    assert f"The predictions of price €: {files[0].name}" in capsys.readouterr().err
+    tables = [list(csv.DictReader(path.read_text().splitlines())) for path in files]
+    assert [[float(row["y"]) for row in rows[:3]] for rows in tables] == [[0, 2, 4], [1, 3, 5]]
+    assert main([*words, *both, "out.csv", "--resume"]) == 0
+    assert [len(rows) for rows in tables] == [60, 60]
 
 
 def test_predictions_are_published_once_with_the_ids_of_the_messages(broker, table, tmp_path):

@@ -199,6 +199,8 @@ class Learner:
         done, self.finished = self.finished, False
         if self.teller is not None:
             self.teller.source = source
+            if self.told.get("name") != self.teller.sink.name:  # so that after a kill its file is known
+                self.save()
         rows, share = min(ROWS, FEW_ROWS), 0.0
         try:
             done = self._learn_held(stop) and done

@@ -94,17 +94,7 @@ def _begun(run: RunDirectory, kept: Checkpoints, asked: Asked, stop: Stop) -> Re
     source = open_stream(asked.source) if is_stream(asked.source) else open_source(asked.source, asked.format)
     try:
         first = _some(source, asked.first_rows, stop)
-        schema = infer_schema(
-            first,
-            asked.target,
-            asked.task,
-            asked.classes,
-            asked.leave_out,
-            asked.first_rows,
-            asked.reading._replace(semicolons=source.semicolons),
-            asked.positive,
-            asked.counts,
-        )
+        schema = _inferred(first, asked, asked.target, source.semicolons)
         learner = _learner(run, kept, schema, asked.settings, asked)
         run.begin(
             {
@@ -122,6 +112,38 @@ def _begun(run: RunDirectory, kept: Checkpoints, asked: Asked, stop: Stop) -> Re
     learner.places.append(Place(source.name, source.fingerprint, asked.format, 0))
     again = ["Nothing was learnt here before: beginning."] if asked.resume else []
     return Ready(learner, source, first, [*again, *source.notes, *schema.notes])
+
+
+def _inferred(first: list[Block], asked: Asked, target: str, semicolons: bool) -> Schema:
+    """Return what the first rows say about the columns, given what was asked for."""
+    return infer_schema(
+        first,
+        target,
+        asked.task,
+        asked.classes,
+        asked.leave_out,
+        asked.first_rows,
+        asked.reading._replace(semicolons=semicolons),
+        asked.positive,
+        asked.counts,
+    )
+
+
+def check_targets(asked: Asked, ahead: Sequence[str], targets: Sequence[str]) -> None:
+    """Refuse targets that cannot be learnt, judged by the first rows of a file; those of a broker are not awaited.
+
+    Args:
+        asked: what the user asked for.
+        ahead: the targets to check.
+        targets: all targets; none is an input of another.
+    """
+    if asked.source is None or is_stream(asked.source):
+        return
+    with open_source(asked.source, asked.format) as source:
+        first = _some(source, asked.first_rows, Stop())
+        for target in ahead:
+            others = [name for name in targets if name != target]
+            _inferred(first, asked._replace(leave_out=[*asked.leave_out, *others]), target, source.semicolons)
 
 
 def _resumed(run: RunDirectory, kept: Checkpoints, asked: Asked, stop: Stop) -> Ready:
