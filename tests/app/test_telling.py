@@ -3,7 +3,6 @@
 import asyncio
 import csv
 import json
-import os
 import shutil
 
 import numpy as np
@@ -35,10 +34,10 @@ def table(tmp_path_factory):
     return path
 
 
-def learn(path, folder, where, stop=None, show=lambda learner, share: None, target="y"):
+def learn(path, folder, where, stop=None, show=lambda learner, share: None, target="y", **more):
     run, stop = RunDirectory(folder), stop or Stop()
     with run.checkpoints as kept:
-        made = ready(run, kept, Asked(str(path), target=target, settings=SMALL, resume=True), stop)
+        made = ready(run, kept, Asked(str(path), target=target, settings=SMALL, resume=True, **more), stop)
         with made.source, telling(made.learner, str(where)):
             made.learner.learn(made.source, made.first, stop, show)
     return made.learner
@@ -117,15 +116,40 @@ def test_a_file_is_known_from_the_first_row_on(table, tmp_path, monkeypatch):
 
     def killed(self, schema):
         self.sink.write([dict.fromkeys(COLUMNS["regression"], 0.0)])
-        os.rename(tmp_path / "run", tmp_path / "left")  # whatever is saved from now on is lost
+        (tmp_path / "run").rename(tmp_path / "left")  # whatever is saved from now on is lost
         raise ZeroDivisionError
 
-    with monkeypatch.context() as patched, pytest.raises(RunError, match="could not be written"):
+    with monkeypatch.context() as patched:
         patched.setattr(Teller, "flush", killed)
-        learn(table, tmp_path / "run", tmp_path / "out.csv")
+        with pytest.raises(RunError, match="could not be written"):
+            learn(table, tmp_path / "run", tmp_path / "out.csv")
     learn(table, tmp_path / "left", tmp_path / "out.csv")
     with (tmp_path / "out.csv").open(newline="") as file:
         assert len(list(csv.DictReader(file))) == 1099
+
+
+@pytest.mark.parametrize("ending", ["csv", "jsonl"])
+@pytest.mark.parametrize(("far", "more"), [(0.0, {}), (123216155.07, {}), (1.0, {"positive": True})])
+def test_numbers_have_the_digits_that_they_were_read_with(ending, far, more, tmp_path):
+    """Targets as they were read, also across a stop; predictions with a float's digits and no tail."""
+    rng = np.random.default_rng(0)
+    y = [f"{value:.4f}" for value in far + 0.1719 + rng.random(210)]
+    (tmp_path / "t.csv").write_text("x,y\n" + "".join(f"{i % 7},{value}\n" for i, value in enumerate(y)))
+    source, out = tmp_path / "t.csv", tmp_path / f"out.{ending}"
+    with pytest.raises(Stopped):
+        learn(source, tmp_path / "run", out, **stopping_after(2), **more)
+    learn(source, tmp_path / "run", out, **more)
+    if ending == "csv":
+        rows = list(csv.DictReader(out.read_text().splitlines()))
+    else:
+        rows = [json.loads(line) for line in out.read_text().splitlines()]
+    assert [float(row["y"]) for row in rows] == [float(value) for value in y]
+    for row in rows[learner.BATCH :]:
+        assert max(len(str(row[name]).strip("-0.").replace(".", "")) for name in ("level", "log_density")) <= 9 + 4
+        assert len(str(row["mean"])) <= len("0.123456789" if not far else "123216155.123456")
+        assert abs(float(row["mean"]) - far - 0.67) < 1
+    near = np.array([float(row["mean"]) for row in rows[learner.BATCH :]]) - far
+    assert len(np.unique(near)) > 50  # and not the rounding of a float32 that far from 0
 
 
 def test_several_targets_have_a_file_each(tmp_path, capsys, monkeypatch):

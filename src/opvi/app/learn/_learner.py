@@ -269,7 +269,7 @@ class Learner:
         written = self._set_aside(encoded.rejected, self.places[-1].name)
         if encoded.y is not None:
             if self.teller is not None:
-                self.teller.expect(encoded.row)
+                self.teller.expect(encoded.row, encoded.read)
             learn = learn or (schema.task == "classification" and bool((encoded.y >= self.room).any()))
             (self._feed if learn else self._hold)(encoded.x, encoded.y)
         self.schema = schema
