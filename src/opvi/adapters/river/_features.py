@@ -20,6 +20,16 @@ STEADY = 5  # rows in a row with a number that is new: it did not exist before
 PLAIN = frozenset((float, int, bool, np.bool_, np.float64, np.float32, np.int64, np.int32))
 
 
+def paired(held: dict[str, Any], *names: str) -> dict[str, Any]:
+    """Return attributes with these dictionaries as lists of pairs: skops saves keys as strings, and False as true."""
+    return {**held, **{name: [[*pair] for pair in held[name].items()] for name in names}}
+
+
+def unpaired(held: dict[str, Any], *names: str) -> dict[str, Any]:
+    """Return attributes with these lists of pairs as dictionaries; an older opvi saved dictionaries."""
+    return {**held, **{name: dict(held[name]) for name in names}}
+
+
 class Columns:
     """Which column each feature has, in order of first appearance.
 
@@ -40,6 +50,13 @@ class Columns:
         self.since: dict[Hashable, int] = {}  # rows met before each number
         self.there: Counter[Hashable] = Counter()  # rows with it
         self.sparse: set[Hashable] = set()  # numbers that are 0 where their key is not there
+
+    def __getstate__(self) -> dict[str, Any]:
+        return paired(vars(self), "numbers", "texts", "since", "there")
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        vars(self).update(unpaired(state, "numbers", "texts", "since", "there"))
+        self.there = Counter(self.there)
 
     def meet(self, rows: Sequence[Row]) -> list[int]:
         """Add columns for new features, whatever their order within a row; return those for numbers.
@@ -138,6 +155,12 @@ class Dates:
     def __init__(self) -> None:
         self.first: dict[Hashable, datetime] = {}
         self.year: set[Hashable] = set()  # dates that have spanned one
+
+    def __getstate__(self) -> dict[str, Any]:
+        return paired(vars(self), "first")
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        vars(self).update(unpaired(state, "first"))
 
     def numbers(self, x: Row, learn: bool = False) -> Row:
         """Return the row with its dates replaced by numbers."""

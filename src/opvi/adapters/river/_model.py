@@ -91,7 +91,11 @@ class OnlineModel:
         return self.__dict__.setdefault("_lock", threading.RLock())
 
     def __getstate__(self) -> dict[str, Any]:
-        return {name: value for name, value in without_mark(self.__dict__).items() if name != "_lock"}
+        held = {name: value for name, value in without_mark(self.__dict__).items() if name != "_lock"}
+        return {**held, "_waiting": [([[*pair] for pair in row.items()], y, w) for row, y, w in self._waiting]}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        vars(self).update({**state, "_waiting": [(dict(row), y, w) for row, y, w in state["_waiting"]]})
 
     def flush(self) -> None:
         """Learn from the waiting rows, however few they are."""
