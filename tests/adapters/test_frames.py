@@ -105,6 +105,32 @@ def test_frames_of_numbers_stay_arrays(learnt):
     assert model.encoded_features_ == ["flag", *names]
 
 
+def test_gaps_may_come_later_in_frames_of_numbers():
+    """They count as the column's mean in the first frame; arrays with NaN are refused, as scikit-learn asks."""
+    rng = np.random.default_rng(0)
+    X = pd.DataFrame(rng.normal(100, 3, size=(90, 3)), columns=["a", "b", "c"])
+    y = X["a"].to_numpy()
+    late = X.copy()
+    late.iloc[-1, 1] = np.nan
+    scores = cross_val_score(opvi.OPVIRegressor(**SMALL), late, y, cv=3, error_score="raise")
+    assert np.isfinite(scores).all()
+    model, array = opvi.OPVIRegressor(**SMALL).fit(X, y), opvi.OPVIRegressor(**SMALL).fit(X.to_numpy(), y)
+    np.testing.assert_array_equal(model.predict(X), array.predict(X.to_numpy()))
+    filled = late.fillna(X.mean())
+    expected = model.predict(filled)
+    with_none = late.astype({"b": "Float64"}).assign(c=late["c"].astype(object))
+    for other in (late, with_none, pl.from_pandas(late)):
+        np.testing.assert_allclose(model.predict(other), expected, rtol=1e-6)
+    np.testing.assert_allclose(pickle.loads(pickle.dumps(model)).predict(late), expected, rtol=1e-6)
+    both = [opvi.OPVIRegressor(**SMALL).partial_fit(X, y).partial_fit(more, y) for more in (late, filled)]
+    np.testing.assert_array_equal(*(one.predict(X) for one in both))
+    unknown = opvi.OPVIRegressor(**SMALL, encode=False).fit(X, y)
+    endless = late.replace(late.iloc[0, 0], np.inf)
+    for one, rows in ((array, late.to_numpy()), (unknown, late), (model, endless)):
+        with pytest.raises(ValueError, match="contains (NaN|infinity)"):
+            one.predict(rows)
+
+
 @pytest.mark.slow
 def test_a_classifier_in_a_pipeline_learns_frames_bit_by_bit():
     X, y = frame()
