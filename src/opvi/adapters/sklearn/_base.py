@@ -10,7 +10,7 @@ from sklearn.base import BaseEstimator
 from sklearn.utils import check_random_state, check_X_y
 from sklearn.utils.validation import _check_sample_weight, check_is_fitted, validate_data
 
-from opvi.adapters.sklearn._frames import collected, encoded, is_frame, is_plain, understood
+from opvi.adapters.sklearn._frames import collected, encoded, is_frame, is_plain, left_out, understood
 from opvi.running import Engine
 from opvi.running._learners import without_mark
 from opvi.running._origin import FIRST, origin_of
@@ -162,6 +162,13 @@ class OnlineEstimator(BaseEstimator):
             self._schema = understood(X, shuffled) if named and not is_plain(X) else None
         if self._schema is not None:
             made = self._encoded(X, reset)
+            if reset and (absent := left_out(X, self._schema)):
+                warnings.warn(
+                    f"X has columns that are not learnt from: {absent}. Drop them, or give them as numbers, dates or "
+                    "strings that repeat.",
+                    UserWarning,
+                    stacklevel=4,
+                )
             X, y = check_X_y(made, y, dtype=(np.float64, np.float32), y_numeric=numeric, estimator=self)
         else:
             X, y = validate_data(
