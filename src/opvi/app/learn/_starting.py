@@ -27,8 +27,10 @@ from opvi.app.learn._stopping import Stop, blocks_of
 from opvi.running import Checkpoints
 from opvi.running._cursor import Cursor
 from opvi.running._saving import SAVE_EVERY
+from opvi.tracking._wrapped import Wrapper
 
 PIPE = "-"
+LARGER = "--hidden W,W,…, --particles N, --neighbour-rows N"  # options that enlarge the model
 MOST_READ = 200_000  # rows, most of them malformed, among which the first sound ones are looked for
 
 
@@ -111,7 +113,15 @@ def _begun(run: RunDirectory, kept: Checkpoints, asked: Asked, stop: Stop) -> Re
         raise
     learner.places.append(Place(source.name, source.fingerprint, asked.format, 0))
     again = ["Nothing was learnt here before: beginning."] if asked.resume else []
-    return Ready(learner, source, first, [*again, *source.notes, *schema.notes])
+    return Ready(learner, source, first, [*again, *source.notes, *schema.notes, _chosen(learner)])
+
+
+def _chosen(learner: Learner) -> str:
+    """Return a line about the model, without what the run wraps around it."""
+    made = learner.engine.sampler
+    while isinstance(made, Wrapper):
+        made = made.sampler
+    return f"{made}. For a larger one: {LARGER}."
 
 
 def _inferred(first: list[Block], asked: Asked, target: str, semicolons: bool) -> Schema:
