@@ -7,7 +7,6 @@ from typing import Any
 import numpy as np
 from river import base
 
-from opvi.adapters.river._features import paired, unpaired
 from opvi.adapters.river._model import Frame, OnlineModel, Row, Series, rows_of, series_like
 from opvi.predictive import Predictive
 from opvi.tracking import classifier
@@ -69,12 +68,6 @@ class Classifier(OnlineModel, base.MiniBatchClassifier):
         self._labels: dict[Hashable, int] = {}
 
     _first = FIRST
-
-    def __getstate__(self) -> dict[str, Any]:
-        return paired(super().__getstate__(), "_labels")
-
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        super().__setstate__(unpaired(state, "_labels"))
 
     @property
     def _multiclass(self) -> bool:
