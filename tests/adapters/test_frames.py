@@ -1,5 +1,6 @@
 """Estimators on data frames as people have them: strings, categories, dates and gaps."""
 
+import contextlib
 import pickle
 from datetime import UTC, datetime, timedelta
 
@@ -103,6 +104,57 @@ def test_frames_of_numbers_stay_arrays(learnt):
     model = opvi.OPVIRegressor(**SMALL).fit(plain, y)
     assert model._schema is None
     assert model.encoded_features_ == ["flag", *names]
+
+
+def test_columns_left_out_are_named_in_one_warning():
+    rng = np.random.default_rng(0)
+    y = rng.normal(size=60)
+    X = pd.DataFrame({"a": y, "empty": [None] * 60, "month": pd.period_range("2000-01", periods=60, freq="M")})
+    X = X.assign(list=[[1.0]] * 60, name=[f"order {i}" for i in range(60)], count=np.arange(60))
+    with pytest.warns(UserWarning, match="not learnt from") as said:
+        model = opvi.OPVIRegressor(**SMALL).fit(X, y)
+    assert len(said) == 1
+    assert said[0].filename == __file__
+    for part in (
+        "'empty' (no value among the first rows)",
+        "'month' (it holds lists, objects or a type that is not read)",
+        "'list' (it holds lists",
+        "'name' (every value differs)",
+        "'count' (it counts the rows). Drop them",
+    ):
+        assert part in str(said[0].message)
+    assert "'a'" not in str(said[0].message)
+    model.partial_fit(X, y)
+    assert np.isfinite(model.predict(X)).all()
+    for other in (pl.DataFrame({"a": y, "count": range(60), "b": ["x", "y"] * 30}), pa.table({"a": y, "count": y * 0})):
+        with pytest.warns(UserWarning, match="'count' ") if "b" in other.columns else contextlib.nullcontext():
+            opvi.OPVIRegressor(**SMALL).fit(other, y)
+
+
+def test_gaps_may_come_later_in_frames_of_numbers():
+    """They count as the column's mean in the first frame; arrays with NaN are refused, as scikit-learn asks."""
+    rng = np.random.default_rng(0)
+    X = pd.DataFrame(rng.normal(100, 3, size=(90, 3)), columns=["a", "b", "c"])
+    y = X["a"].to_numpy()
+    late = X.copy()
+    late.iloc[-1, 1] = np.nan
+    scores = cross_val_score(opvi.OPVIRegressor(**SMALL), late, y, cv=3, error_score="raise")
+    assert np.isfinite(scores).all()
+    model, array = opvi.OPVIRegressor(**SMALL).fit(X, y), opvi.OPVIRegressor(**SMALL).fit(X.to_numpy(), y)
+    np.testing.assert_array_equal(model.predict(X), array.predict(X.to_numpy()))
+    filled = late.fillna(X.mean())
+    expected = model.predict(filled)
+    with_none = late.astype({"b": "Float64"}).assign(c=late["c"].astype(object))
+    for other in (late, with_none, pl.from_pandas(late)):
+        np.testing.assert_allclose(model.predict(other), expected, rtol=1e-6)
+    np.testing.assert_allclose(pickle.loads(pickle.dumps(model)).predict(late), expected, rtol=1e-6)
+    both = [opvi.OPVIRegressor(**SMALL).partial_fit(X, y).partial_fit(more, y) for more in (late, filled)]
+    np.testing.assert_array_equal(*(one.predict(X) for one in both))
+    unknown = opvi.OPVIRegressor(**SMALL, encode=False).fit(X, y)
+    endless = late.replace(late.iloc[0, 0], np.inf)
+    for one, rows in ((array, late.to_numpy()), (unknown, late), (model, endless)):
+        with pytest.raises(ValueError, match="contains (NaN|infinity)"):
+            one.predict(rows)
 
 
 @pytest.mark.slow

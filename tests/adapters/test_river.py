@@ -136,6 +136,55 @@ def test_a_pickled_model_goes_on_bit_for_bit():
 
 
 @pytest.mark.usefixtures("_one_width")
+@pytest.mark.parametrize("labels", [(True, False), (0, 1), ("a", "b"), (1.5, -2.0)], ids=str)
+def test_labels_and_names_of_any_kind_survive_skops(labels):
+    """It saves the keys of a dictionary as strings, and `bool("False")` is True."""
+    skops = pytest.importorskip("skops.io")
+    x, y = rows(50)
+    # Strings, dates, gaps and names of all kinds; the last rows wait.
+    x = [
+        {True: row["a"], False: row["b"] > 0, None: row["c"], 3: f"{i % 3}", 2.5: i % 2 > 0 or None, "day": day(i)}
+        for i, row in enumerate(x)
+    ]
+    model = Classifier(hidden=(), seed=0, neighbour_rows=0)
+    for row, target in zip(x, y, strict=True):
+        model.learn_one(row, labels[int(target > 0)])
+    data = skops.dumps(model)
+    again = skops.loads(data, trusted=skops.get_untrusted_types(data=data))
+    assert again._labels == model._labels
+    assert vars(again._columns).keys() == vars(model._columns).keys()
+    for held, kept in ((again._columns, model._columns), (again._dates, model._dates)):
+        assert all(same_held(value, vars(kept)[name]) for name, value in vars(held).items())
+    for one in (model, again):
+        one.flush()
+    assert again.predict_proba_one(x[0]) == model.predict_proba_one(x[0])
+    again.learn_one({**x[0], "new": 1.0}, labels[0])
+    again.flush()
+
+
+def day(i):
+    return datetime(2024, 1, 1 + i % 28, i % 24)
+
+
+def same_held(a, b):
+    return np.array_equal(a, b, equal_nan=True) if isinstance(a, list | np.ndarray) else (type(a), a) == (type(b), b)
+
+
+@pytest.mark.usefixtures("_one_width")
+def test_a_model_pickled_by_an_older_version_loads():
+    x, y = rows(30)
+    model = linear("classifier")
+    for row, target in zip(x, y, strict=True):
+        model.learn_one(row, target > 0)
+    older, columns = Classifier.__new__(Classifier), Columns.__new__(Columns)
+    columns.__setstate__(dict(vars(model._columns)))  # dictionaries as they were
+    older.__setstate__({**vars(model), "_columns": columns})
+    assert older.predict_proba_one(x[0]) == model.predict_proba_one(x[0])
+    assert older._labels == model._labels
+    assert older._waiting == model._waiting
+
+
+@pytest.mark.usefixtures("_one_width")
 def test_the_first_predictions():
     assert Regressor().predict_one({"a": 1}) is None
     assert Regressor().predict_one({"a": 1}, with_dist=True) is None

@@ -20,6 +20,7 @@ import pyarrow.csv
 import pyarrow.parquet
 import pytest
 
+import opvi
 from benchmarks import kills
 from opvi.adapters._tables import SourceChangedError
 from opvi.app import cli
@@ -28,7 +29,7 @@ from opvi.app.learn import _learner as learner
 from opvi.app.learn import _scores as scores
 from opvi.app.learn._learner import Stop
 from opvi.app.learn._predict import learnt
-from opvi.app.learn._starting import Asked, ready
+from opvi.app.learn._starting import Asked, alone, ready
 from opvi.running import Fed
 from opvi.running import _checkpoint as checkpoint
 from opvi.running import _saving as saving
@@ -604,6 +605,23 @@ def test_columns_tell_their_gaps_and_how_far_they_moved(tmp_path):
     assert known.figures["mae"] > 0
     assert known.settings["source"] == str(path)
     assert "UTC" in known.settings["last saved"]
+
+
+@pytest.mark.parametrize("kind", [{}, {"counts": True}, {"positive": True}, {"task": "classification"}], ids=str)
+def test_a_run_says_which_model_it_has_and_how_to_enlarge_it(kind, tmp_path):
+    (tmp_path / "t.csv").write_text("x,y\n" + "".join(f"{i % 7},{i % 5 + 1}\n" for i in range(40)))
+    run, options = RunDirectory(tmp_path / "run"), {"task": "regression", **kind}
+    asked = Asked(str(tmp_path / "t.csv"), target="y", settings=SMALL, **options)
+    with alone(run, asked, Stop()) as made:
+        pass
+    if kind.get("task"):
+        told = str(opvi.classifier(1, 5, hidden=SMALL.hidden, particles=SMALL.particles or 20))
+    else:
+        told = str(opvi.regressor(1, hidden=SMALL.hidden, particles=SMALL.particles, warm_up=SMALL.warm_up))
+    assert made.messages[-1] == f"{told}. For a larger one: --hidden W,W,…, --particles N, --neighbour-rows N."
+    with alone(run, asked._replace(resume=True), Stop()) as again:
+        pass
+    assert not any("larger" in message for message in again.messages)  # it is settled
 
 
 def test_an_alarm_may_be_an_exit_status(table, tmp_path, monkeypatch):

@@ -9,12 +9,13 @@ import numpy as np
 import pytest
 
 from benchmarks import brokers, kills
+from opvi.app.cli import main
 from opvi.app.learn import RunDirectory, RunError, Stopped
 from opvi.app.learn import _learner as learner
 from opvi.app.learn._predict import learnt
 from opvi.app.learn._starting import Asked, ready
 from opvi.app.learn._stopping import Stop
-from opvi.app.learn._telling import telling
+from opvi.app.learn._telling import COLUMNS, Teller, telling
 from tests.app.test_learning import ROWS, SMALL, stopping_after
 from tests.app.test_streams import broker
 
@@ -33,10 +34,10 @@ def table(tmp_path_factory):
     return path
 
 
-def learn(path, folder, where, stop=None, show=lambda learner, share: None, target="y"):
+def learn(path, folder, where, stop=None, show=lambda learner, share: None, target="y", **more):
     run, stop = RunDirectory(folder), stop or Stop()
     with run.checkpoints as kept:
-        made = ready(run, kept, Asked(str(path), target=target, settings=SMALL, resume=True), stop)
+        made = ready(run, kept, Asked(str(path), target=target, settings=SMALL, resume=True, **more), stop)
         with made.source, telling(made.learner, str(where)):
             made.learner.learn(made.source, made.first, stop, show)
     return made.learner
@@ -108,6 +109,75 @@ def test_files_of_others_are_not_touched(table, tmp_path):
     (tmp_path / "out.csv").write_text("")
     with pytest.raises(RunError, match="is shorter than the run left it"):
         learn(table, tmp_path / "run", tmp_path / "out.csv")
+
+
+def test_a_file_is_known_from_the_first_row_on(table, tmp_path, monkeypatch):
+    """Also a process that is killed before its first regular checkpoint can resume."""
+
+    def killed(self, schema):
+        self.sink.write([dict.fromkeys(COLUMNS["regression"], 0.0)])
+        (tmp_path / "run").rename(tmp_path / "left")  # whatever is saved from now on is lost
+        raise ZeroDivisionError
+
+    with monkeypatch.context() as patched:
+        patched.setattr(Teller, "flush", killed)
+        with pytest.raises(RunError, match="could not be written"):
+            learn(table, tmp_path / "run", tmp_path / "out.csv")
+    learn(table, tmp_path / "left", tmp_path / "out.csv")
+    with (tmp_path / "out.csv").open(newline="") as file:
+        assert len(list(csv.DictReader(file))) == 1099
+
+
+@pytest.mark.parametrize("ending", ["csv", "jsonl"])
+@pytest.mark.parametrize(("far", "more"), [(0.0, {}), (123216155.07, {}), (1.0, {"positive": True})])
+def test_numbers_have_the_digits_that_they_were_read_with(ending, far, more, tmp_path):
+    """Targets as they were read, also across a stop; predictions with a float's digits and no tail."""
+    rng = np.random.default_rng(0)
+    y = [f"{value:.4f}" for value in far + 0.1719 + rng.random(210)]
+    (tmp_path / "t.csv").write_text("x,y\n" + "".join(f"{i % 7},{value}\n" for i, value in enumerate(y)))
+    source, out = tmp_path / "t.csv", tmp_path / f"out.{ending}"
+    with pytest.raises(Stopped):
+        learn(source, tmp_path / "run", out, **stopping_after(2), **more)
+    learn(source, tmp_path / "run", out, **more)
+    if ending == "csv":
+        rows = list(csv.DictReader(out.read_text().splitlines()))
+    else:
+        rows = [json.loads(line) for line in out.read_text().splitlines()]
+    assert [float(row["y"]) for row in rows] == [float(value) for value in y]
+    for row in rows[learner.BATCH :]:
+        assert max(len(str(row[name]).strip("-0.").replace(".", "")) for name in ("level", "log_density")) <= 9 + 4
+        assert len(str(row["mean"])) <= len("0.123456789" if not far else "123216155.123456")
+        assert abs(float(row["mean"]) - far - 0.67) < 1
+    near = np.array([float(row["mean"]) for row in rows[learner.BATCH :]]) - far
+    assert len(np.unique(near)) > 50  # and not the rounding of a float32 that far from 0
+
+
+def test_several_targets_have_a_file_each(tmp_path, capsys, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    lines = [f"{i % 7},{i % 7 + i % 3},{i % 5 + i % 3 + 1},{i % 2 - 1}" for i in range(60)]
+    (tmp_path / "t.csv").write_text("x,price €,price $,low\n" + "\n".join(lines) + "\n")
+    words = ["learn", "t.csv", "--hidden", "none", "--task", "regression", "--neighbour-rows", "0", "--run", "both"]
+    both = ["--target", "price €", "--target", "price $", "--predictions"]
+    for wrong, says in (
+        ([*both, "nats://host/told"], "takes the predictions of one target, but there are 2"),
+        ([*both, "-"], "takes the predictions of one target, but there are 2"),
+        ([*both, "out.csv", "--target", "low", "--positive"], "the target 'price €' holds 0"),
+        (["--target", "price $", "--target", "low", "--positive"], "the target 'low' holds -1"),
+    ):
+        assert main([*words, *wrong]) == 1
+        assert says in capsys.readouterr().err
+        assert sorted(path.name for path in tmp_path.iterdir()) == ["t.csv"]  # nothing was learnt
+    files = [tmp_path / f"out-{place}-price_.csv" for place in (1, 2)]
+    files[1].write_text("precious")
+    assert main([*words, *both, "out.csv"]) == 1
+    assert f"would write {files[1].name}, which is there already" in capsys.readouterr().err
+    files[1].unlink()
+    assert main([*words, *both, "out.csv"]) == 0
+    assert f"The predictions of price €: {files[0].name}" in capsys.readouterr().err
+    tables = [list(csv.DictReader(path.read_text().splitlines())) for path in files]
+    assert [[float(row["y"]) for row in rows[:3]] for rows in tables] == [[0, 2, 4], [1, 3, 5]]
+    assert main([*words, *both, "out.csv", "--resume"]) == 0
+    assert [len(rows) for rows in tables] == [60, 60]
 
 
 def test_predictions_are_published_once_with_the_ids_of_the_messages(broker, table, tmp_path):

@@ -74,6 +74,7 @@ class Encoded(NamedTuple):
     rejected: list[Rejected]  # malformed rows of the block included
     gaps: np.ndarray  # [columns of the source] of these rows, filled in
     words: dict[str, list[str]] = {}  # noqa: RUF012 (never written to): strings of the hashed columns, row by row
+    read: np.ndarray | None = None  # [n] float64, numbers to predict as they were read
 
 
 class Schema(NamedTuple):
@@ -146,9 +147,7 @@ class Schema(NamedTuple):
         x = np.zeros((len(numbers), len(self.features)), np.float32)
         reasons: dict[int, str] = {}
         gaps = np.zeros((len(self.columns), len(numbers)), bool)
-        y = None
-        if with_target:
-            y = self._target(block, len(numbers), reasons)
+        y, read = self._target(block, len(numbers), reasons) if with_target else (None, None)
         first, words = 0, dict[str, Texts]()
         for place, column in enumerate(self.columns):
             width = len(column.features)
@@ -162,10 +161,11 @@ class Schema(NamedTuple):
         keep[list(reasons)] = False
         said = {name: met.of(keep) for name, met in words.items()}
         if not reasons:
-            return Encoded(x, y, numbers, list(block.malformed), gaps.sum(1), said)
+            return Encoded(x, y, numbers, list(block.malformed), gaps.sum(1), said, read)
         refused = [Rejected(int(numbers[i]), reason, _spell(block, i)) for i, reason in reasons.items()]
-        rejected, y = sorted([*block.malformed, *refused]), None if y is None else y[keep]
-        return Encoded(x[keep], y, numbers[keep], rejected, gaps[:, keep].sum(1), said)
+        rejected = sorted([*block.malformed, *refused])
+        y, read = (None if values is None else values[keep] for values in (y, read))
+        return Encoded(x[keep], y, numbers[keep], rejected, gaps[:, keep].sum(1), said, read)
 
     def targets(self, learnt: np.ndarray) -> np.ndarray:
         """Return the targets in their own units, from numbers as they are learnt."""
@@ -174,12 +174,17 @@ class Schema(NamedTuple):
             return np.round(COUNT_BEND * np.sinh(learnt) ** 2 - COUNT_SHIFT)
         return np.exp(learnt) if self.positive else learnt + self.shift
 
+<<<<<<< HEAD
     def _labels(self, block: Block) -> str:
         """What the target of a block holds: a number in JSON is a value, not text."""
         return "number" if self.labels == "whole" and block.open else self.labels
 
     def _target(self, block: Block, rows: int, reasons: dict[int, str]) -> np.ndarray:
         """Return the targets of all rows; values at rejected rows are meaningless."""
+=======
+    def _target(self, block: Block, rows: int, reasons: dict[int, str]) -> tuple[np.ndarray, np.ndarray | None]:
+        """Return the targets of all rows, and numbers as they were read; values at rejected rows are meaningless."""
+>>>>>>> hb
         array = raw(block, self.target, rows)
         where = f"target {quoted(self.target)}"
         _refuse_nested(block, self.target, reasons)
@@ -192,19 +197,25 @@ class Schema(NamedTuple):
             if self.counts:
                 sound &= (values.data >= 0) & (values.data == np.floor(values.data))
                 _note(~sound, lambda i: f"{where}: {_value(array, i)} is not a whole number of at least 0", reasons)
-                return count_scale(np.where(sound, values.data, 0.0)).astype(np.float32)
+                return count_scale(np.where(sound, values.data, 0.0)).astype(np.float32), values.data
             if self.positive:
                 sound &= values.data >= SMALLEST_POSITIVE
                 _note(~sound, lambda i: f"{where}: {_value(array, i)} is not positive", reasons)
+<<<<<<< HEAD
                 return np.log(np.where(sound, values.data, 1.0)).astype(np.float32)
             return np.where(sound, values.data - self.shift, 0.0).astype(np.float32)
         codes, missing = labels_of(array, self._labels(block), self.classes, self.spelling)
+=======
+                return np.log(np.where(sound, values.data, 1.0)).astype(np.float32), values.data
+            return np.where(sound, values.data - self.shift, 0.0).astype(np.float32), values.data
+        codes, missing = labels_of(array, self.labels, self.classes, self.spelling)
+>>>>>>> hb
         _note(missing, lambda _: f"{where} is missing", reasons)
         known = ", ".join(self.classes[:10]) + (", ..." if len(self.classes) > 10 else "")
         _note(
             (codes < 0) & ~missing, lambda i: f"{where}: {_value(array, i)} is none of the classes ({known})", reasons
         )
-        return codes.astype(np.int32)
+        return codes.astype(np.int32), None
 
 
 def count_scale(counts: np.ndarray) -> np.ndarray:

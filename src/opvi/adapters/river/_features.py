@@ -14,10 +14,24 @@ from opvi.running._origin import origin_of
 from opvi.types import LARGEST_VALUE
 
 Row = Mapping[Hashable, Any]  # features by name
+Held = dict[str, Any]  # attributes to save
+PAIRS = "_pairs"  # the attribute with the dictionaries, as saved
 VALUES = 32  # of a text feature that have columns of their own
 GAPS = 0.05  # of the rows: a number that is not there more often is 0 where its key is not there
 STEADY = 5  # rows in a row with a number that is new: it did not exist before
 PLAIN = frozenset((float, int, bool, np.bool_, np.float64, np.float32, np.int64, np.int32))
+
+
+def paired(held: Held) -> Held:
+    """Return attributes with dictionaries as lists of pairs: skops saves keys as strings, and reads False as true."""
+    pairs = {name: [[*pair] for pair in value.items()] for name, value in held.items() if isinstance(value, dict)}
+    return {**{name: value for name, value in held.items() if name not in pairs}, PAIRS: pairs}
+
+
+def unpaired(held: Held) -> Held:
+    """Return attributes with dictionaries again; an older opvi saved them as they are."""
+    rest = {name: value for name, value in held.items() if name != PAIRS}
+    return {**rest, **{name: dict(pairs) for name, pairs in held.get(PAIRS, {}).items()}}
 
 
 class Columns:
@@ -40,6 +54,13 @@ class Columns:
         self.since: dict[Hashable, int] = {}  # rows met before each number
         self.there: Counter[Hashable] = Counter()  # rows with it
         self.sparse: set[Hashable] = set()  # numbers that are 0 where their key is not there
+
+    def __getstate__(self) -> Held:
+        return paired(vars(self))
+
+    def __setstate__(self, state: Held) -> None:
+        vars(self).update(unpaired(state))
+        self.there = Counter(self.there)
 
     def meet(self, rows: Sequence[Row]) -> list[int]:
         """Add columns for new features, whatever their order within a row; return those for numbers.
@@ -138,6 +159,12 @@ class Dates:
     def __init__(self) -> None:
         self.first: dict[Hashable, datetime] = {}
         self.year: set[Hashable] = set()  # dates that have spanned one
+
+    def __getstate__(self) -> Held:
+        return paired(vars(self))
+
+    def __setstate__(self, state: Held) -> None:
+        vars(self).update(unpaired(state))
 
     def numbers(self, x: Row, learn: bool = False) -> Row:
         """Return the row with its dates replaced by numbers."""

@@ -8,7 +8,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from opvi.adapters.river._features import Columns, Dates, Row
+from opvi.adapters.river._features import Columns, Dates, Held, Row, paired, unpaired
 from opvi.running import Engine
 from opvi.running._learners import one_learner, sole_learner, without_mark
 from opvi.running._row_by_row import RowByRow
@@ -90,8 +90,12 @@ class OnlineModel:
         """Hold the lock: columns and model change together, so predictions wait while a batch is learnt."""
         return self.__dict__.setdefault("_lock", threading.RLock())
 
-    def __getstate__(self) -> dict[str, Any]:
-        return {name: value for name, value in without_mark(self.__dict__).items() if name != "_lock"}
+    def __getstate__(self) -> Held:
+        held = {name: value for name, value in without_mark(self.__dict__).items() if name != "_lock"}
+        return {**paired(held), "_waiting": [([[*pair] for pair in row.items()], y, w) for row, y, w in self._waiting]}
+
+    def __setstate__(self, state: Held) -> None:
+        vars(self).update({**unpaired(state), "_waiting": [(dict(row), y, w) for row, y, w in state["_waiting"]]})
 
     def flush(self) -> None:
         """Learn from the waiting rows, however few they are."""

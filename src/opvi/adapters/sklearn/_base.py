@@ -10,7 +10,7 @@ from sklearn.base import BaseEstimator
 from sklearn.utils import check_random_state, check_X_y
 from sklearn.utils.validation import _check_sample_weight, check_is_fitted, validate_data
 
-from opvi.adapters.sklearn._frames import collected, encoded, is_frame, is_plain, understood
+from opvi.adapters.sklearn._frames import collected, encoded, is_frame, is_plain, left_out, understood
 from opvi.running import Engine
 from opvi.running._learners import without_mark
 from opvi.running._origin import FIRST, origin_of
@@ -52,6 +52,7 @@ class OnlineEstimator(BaseEstimator):
 
     _engine: Engine
     _schema: "Schema | None" = None  # how a data frame becomes numbers
+    _means: np.ndarray | None = None  # of the columns of a first data frame of numbers: what later gaps count as
     _origin = np.zeros(1)  # subtracted from X, where it lies far from 0
     _target_origin = 0.0  # and from y
 
@@ -139,8 +140,15 @@ class OnlineEstimator(BaseEstimator):
         X = collected(X) if is_frame(X) else X
         if self._schema is not None:
             return self._encoded(X, reset=False)
-        X = validate_data(self, X, reset=False, accept_sparse="csr", dtype=(np.float64, np.float32))
-        return self._bounded(X)
+        X = validate_data(
+            self,
+            X,
+            reset=False,
+            accept_sparse="csr",
+            dtype=(np.float64, np.float32),
+            ensure_all_finite=self._finite(X),
+        )
+        return self._bounded(self._filled(X))
 
     def _checked_pair(
         self, X: ArrayLike, y: ArrayLike, reset: bool, numeric: bool, shuffled: bool = False
@@ -150,18 +158,46 @@ class OnlineEstimator(BaseEstimator):
             return X, y.astype(np.float64, copy=False) if numeric else y
         X = collected(X) if is_frame(X) else X
         if reset:
-            self._schema = understood(X, shuffled) if self.encode and is_frame(X) and not is_plain(X) else None
+            named, self._means = self.encode and is_frame(X), None
+            self._schema = understood(X, shuffled) if named and not is_plain(X) else None
         if self._schema is not None:
             made = self._encoded(X, reset)
+            if reset and (absent := left_out(X, self._schema)):
+                warnings.warn(
+                    f"X has columns that are not learnt from: {absent}. Drop them, or give them as numbers, dates or "
+                    "strings that repeat.",
+                    UserWarning,
+                    stacklevel=4,
+                )
             X, y = check_X_y(made, y, dtype=(np.float64, np.float32), y_numeric=numeric, estimator=self)
         else:
             X, y = validate_data(
-                self, X, y, reset=reset, accept_sparse="csr", dtype=(np.float64, np.float32), y_numeric=numeric
+                self,
+                X,
+                y,
+                reset=reset,
+                accept_sparse="csr",
+                dtype=(np.float64, np.float32),
+                ensure_all_finite=self._finite(X),
+                y_numeric=numeric,
             )
+            if reset and named and not issparse(X):
+                self._means = X.mean(0)
+            X = self._filled(X)
         y = y.astype(np.float64) if numeric else y  # strings are refused here
         if numeric and not _sound(y):
             raise ValueError(f"y holds a number beyond {LARGEST_VALUE:g}, whose square overflows. Rescale y.")
         return self._bounded(X), y
+
+    def _finite(self, X: ArrayLike) -> bool | str:
+        """Return whether scikit-learn's checks refuse NaN: always in arrays, and in frames until means are known."""
+        return "allow-nan" if self._means is not None and is_frame(X) else True
+
+    def _filled(self, X: Any) -> Any:
+        """Return X with the columns' means where a later frame of numbers has gaps."""
+        if self._means is None or issparse(X) or not (gaps := np.isnan(X)).any():
+            return X
+        return np.where(gaps, self._means.astype(X.dtype), X)
 
     def _encoded(self, X: ArrayLike, reset: bool) -> np.ndarray:
         """Return a frame as numbers, encoded as the first frame was."""

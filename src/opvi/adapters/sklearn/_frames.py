@@ -88,6 +88,19 @@ def understood(X: Any, shuffled: bool = False) -> "Schema":
         raise ValueError(str(error)) from None
 
 
+def left_out(X: Any, schema: "Schema") -> str:
+    """Return the columns of a frame that are not learnt from, each with its reason; empty if there are none."""
+    from opvi.adapters._tables._block import quoted
+
+    used, parts = {column.name for column in schema.columns}, []
+    for name in map(str, getattr(X, "column_names", X.columns)):
+        if name not in used:
+            begins = f"column {quoted(name)} left out: "
+            why = next((note.removeprefix(begins) for note in schema.notes if note.startswith(begins)), "it is empty")
+            parts.append(f"{quoted(name)} ({why})")
+    return ", ".join(parts)
+
+
 def encoded(X: Any, schema: "Schema") -> np.ndarray:
     """Return a frame as numbers `[rows, features]`; a row that breaks the schema is an error."""
     block = block_of(X)

@@ -146,7 +146,7 @@ def learn(options: argparse.Namespace) -> int:
     stop = Stop()
     with explained(folder):
         try:
-            with handled(stop, again) as deadline, alone(run, _asked(options), stop) as made:
+            with handled(stop, again) as deadline, alone(run, asked_of(options), stop) as made:
                 deadline.lossless = not made.source.once
                 before = made.learner.summary().alarm_count
                 _learn(made, stop, folder, options)
@@ -215,7 +215,8 @@ def _served(learner: "Learner", folder: Path, port: int) -> "Server":
         raise CommandError(f"`--watch {port}`: {error}") from None
 
 
-def _asked(options: argparse.Namespace) -> "Asked":
+def asked_of(options: argparse.Namespace) -> "Asked":
+    """Return what the options ask for."""
     from opvi.adapters._tables import Reading
     from opvi.app.learn import Settings
     from opvi.app.learn._starting import Asked

@@ -11,7 +11,7 @@ from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from opvi.app.cli._common import CommandError
+from opvi.app.cli._common import CommandError, explained
 
 if TYPE_CHECKING:
     from opvi.app.learn._predict import Columns, Rejected
@@ -48,6 +48,9 @@ def learn_each(
         raise CommandError(
             f"{folder} holds runs of other targets: {', '.join(known)}. Choose another folder: `--run DIR`."
         )
+    told = _files(options.predictions, targets)
+    ahead = [target for target in targets if target not in known or not (known[target] / "run.json").exists()]
+    _check(options, folder, ahead, targets, told)
     if not known:
         from opvi.running._checkpoint import write_whole
 
@@ -59,12 +62,51 @@ def learn_each(
         one = copy.copy(options)
         others = [name for name in targets if name != target]
         one.target, one.run, one.leave_out = [target], run, [*options.leave_out, *others]
+        one.predictions = told.get(target)
+        if one.predictions:
+            print(f"The predictions of {target}: {one.predictions}", file=sys.stderr)
         status = learn(one)
         if status:
             again = ["opvi", "learn", *([options.source] if options.source else []), "--run", str(folder), "--resume"]
+            again += ["--predictions", options.predictions] if options.predictions else []
             print(f"To resume this target and those after it:\n  {shlex.join(again)}", file=sys.stderr)
             return status
     return 0
+
+
+def _files(where: str | None, targets: Sequence[str]) -> dict[str, str]:
+    """Return the file with the predictions of each target: `out-price.csv` for `out.csv`."""
+    if not where:
+        return {}
+    if where == "-" or "://" in where:
+        raise CommandError(
+            f"`--predictions {where}` takes the predictions of one target, but there are {len(targets)}. Name a file, "
+            "such as out.csv: each target gets its own, such as out-price.csv."
+        )
+    plain = [_plain(target) for target in targets]
+    if len({name.casefold() for name in plain}) < len(plain):
+        plain = [f"{place + 1}-{name}" for place, name in enumerate(plain)]
+    path = Path(where)
+    names = (str(path.with_name(f"{path.stem}-{name}{path.suffix}")) for name in plain)
+    return dict(zip(targets, names, strict=True))
+
+
+def _check(
+    options: argparse.Namespace, folder: Path, ahead: Sequence[str], targets: Sequence[str], told: dict[str, str]
+) -> None:
+    """Refuse what the runs that have not begun yet would refuse, before any of them learns."""
+    for where in (Path(told[target]) for target in ahead if target in told):
+        if where.is_file() and where.stat().st_size:
+            raise CommandError(
+                f"`--predictions {options.predictions}` would write {where}, which is there already, and not of this "
+                "run. Move it, or choose another name."
+            )
+    if ahead and options.source:
+        from opvi.app.cli._learn import asked_of
+        from opvi.app.learn._starting import check_targets
+
+        with explained(folder):
+            check_targets(asked_of(options), ahead, targets)
 
 
 def side_by_side(parts: dict[str, Predictions]) -> Predictions:

@@ -199,6 +199,8 @@ class Learner:
         done, self.finished = self.finished, False
         if self.teller is not None:
             self.teller.source = source
+            if self.told.get("name") != self.teller.sink.name:  # so that after a kill its file is known
+                self.save()
         rows, share = min(ROWS, FEW_ROWS), 0.0
         try:
             done = self._learn_held(stop) and done
@@ -267,7 +269,7 @@ class Learner:
         written = self._set_aside(encoded.rejected, self.places[-1].name)
         if encoded.y is not None:
             if self.teller is not None:
-                self.teller.expect(encoded.row)
+                self.teller.expect(encoded.row, encoded.read)
             learn = learn or (schema.task == "classification" and bool((encoded.y >= self.room).any()))
             (self._feed if learn else self._hold)(encoded.x, encoded.y)
         self.schema = schema

@@ -27,8 +27,10 @@ from opvi.app.learn._stopping import Stop, blocks_of
 from opvi.running import Checkpoints
 from opvi.running._cursor import Cursor
 from opvi.running._saving import SAVE_EVERY
+from opvi.tracking._wrapped import Wrapper
 
 PIPE = "-"
+LARGER = "--hidden W,W,…, --particles N, --neighbour-rows N"  # options that enlarge the model
 MOST_READ = 200_000  # rows, most of them malformed, among which the first sound ones are looked for
 
 
@@ -94,17 +96,7 @@ def _begun(run: RunDirectory, kept: Checkpoints, asked: Asked, stop: Stop) -> Re
     source = open_stream(asked.source) if is_stream(asked.source) else open_source(asked.source, asked.format)
     try:
         first = _some(source, asked.first_rows, stop)
-        schema = infer_schema(
-            first,
-            asked.target,
-            asked.task,
-            asked.classes,
-            asked.leave_out,
-            asked.first_rows,
-            asked.reading._replace(semicolons=source.semicolons),
-            asked.positive,
-            asked.counts,
-        )
+        schema = _inferred(first, asked, asked.target, source.semicolons)
         learner = _learner(run, kept, schema, asked.settings, asked)
         run.begin(
             {
@@ -121,7 +113,47 @@ def _begun(run: RunDirectory, kept: Checkpoints, asked: Asked, stop: Stop) -> Re
         raise
     learner.places.append(Place(source.name, source.fingerprint, asked.format, 0))
     again = ["Nothing was learnt here before: beginning."] if asked.resume else []
-    return Ready(learner, source, first, [*again, *source.notes, *schema.notes])
+    return Ready(learner, source, first, [*again, *source.notes, *schema.notes, _chosen(learner)])
+
+
+def _chosen(learner: Learner) -> str:
+    """Return a line about the model, without what the run wraps around it."""
+    made = learner.engine.sampler
+    while isinstance(made, Wrapper):
+        made = made.sampler
+    return f"{made}. For a larger one: {LARGER}."
+
+
+def _inferred(first: list[Block], asked: Asked, target: str, semicolons: bool) -> Schema:
+    """Return what the first rows say about the columns, given what was asked for."""
+    return infer_schema(
+        first,
+        target,
+        asked.task,
+        asked.classes,
+        asked.leave_out,
+        asked.first_rows,
+        asked.reading._replace(semicolons=semicolons),
+        asked.positive,
+        asked.counts,
+    )
+
+
+def check_targets(asked: Asked, ahead: Sequence[str], targets: Sequence[str]) -> None:
+    """Refuse targets that cannot be learnt, judged by the first rows of a file; those of a broker are not awaited.
+
+    Args:
+        asked: what the user asked for.
+        ahead: the targets to check.
+        targets: all targets; none is an input of another.
+    """
+    if asked.source is None or is_stream(asked.source):
+        return
+    with open_source(asked.source, asked.format) as source:
+        first = _some(source, asked.first_rows, Stop())
+        for target in ahead:
+            others = [name for name in targets if name != target]
+            _inferred(first, asked._replace(leave_out=[*asked.leave_out, *others]), target, source.semicolons)
 
 
 def _resumed(run: RunDirectory, kept: Checkpoints, asked: Asked, stop: Stop) -> Ready:

@@ -8,7 +8,7 @@ import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 import numpy as np
 
@@ -43,16 +43,27 @@ class Sink(Protocol):
         """Close it."""
 
 
-def told(schema: Schema, fed: Fed, ids: list[str]) -> list[Json]:
+class Waiting(NamedTuple):
+    """A row that waits for its prediction."""
+
+    id: str
+    y: float | None  # a number as it was read; None for a class
+
+
+def told(schema: Schema, fed: Fed, waited: list[Waiting]) -> list[Json]:
     """Return what was predicted for the rows of batches as plain values; None where nothing was known yet."""
     there, known = fed.weight > 0, counted(fed)
     said, y = fed.info.predicted, np.asarray(fed.data[1])[there]
-    columns: dict[str, list[Any]] = {"id": ids, "log_density": np.asarray(said.log_density, float)[there].tolist()}
+    columns: dict[str, list[Any]] = {
+        "id": [row.id for row in waited],
+        "log_density": shortest(np.asarray(said.log_density)[there]),
+    }
     if schema.task == "regression":
+        learnt = shortest(y, schema.shift)  # in case that an older opvi left rows waiting
         columns |= {
-            "y": (y.astype(float) + schema.shift).tolist(),
-            "mean": (np.asarray(said.mean, float)[there] + schema.shift).tolist(),
-            "level": np.asarray(said.level, float)[there].tolist(),
+            "y": [value if row.y is None else row.y for row, value in zip(waited, learnt, strict=True)],
+            "mean": shortest(np.asarray(said.mean)[there], schema.shift),
+            "level": shortest(np.asarray(said.level)[there]),
         }
     else:
         p = np.asarray(said.probabilities)[there][:, : len(schema.classes)]
@@ -60,7 +71,7 @@ def told(schema: Schema, fed: Fed, ids: list[str]) -> list[Json]:
         columns |= {
             "y": [schema.classes[code] for code in y.tolist()],
             "prediction": [schema.classes[code] for code in named],
-            "probability": p[np.arange(len(p)), named].astype(float).tolist(),
+            "probability": shortest(p[np.arange(len(p)), named]),
         }
     names = COLUMNS[schema.task]
     out = []
@@ -73,8 +84,13 @@ def told(schema: Schema, fed: Fed, ids: list[str]) -> list[Json]:
     return out
 
 
+def shortest(values: np.ndarray, shift: float = 0.0) -> list[float]:
+    """Return numbers, shifted back, with the digits that tell them apart from others of their type."""
+    return [float(f"{float(str(value)) + shift:.15g}") for value in values]
+
+
 class Teller:
-    """Keeps the ids of rows until they are predicted, and writes each prediction once.
+    """Keeps ids and targets of rows until they are predicted, and writes each prediction once.
 
     Args:
         sink: where predictions go.
@@ -85,36 +101,45 @@ class Teller:
     def __init__(self, sink: Sink, saved: Json, waiting: int):
         self.sink = sink
         self.source: RowSource | None = None
-        self._ids: list[str] = list(saved.get("ids", [""] * waiting))
-        self._before = list(self._ids)
-        self._fed: list[tuple[Fed, list[str]]] = []
+        ids = saved.get("ids", [""] * waiting)
+        self._rows = [Waiting(*row) for row in zip(ids, saved.get("y", [None] * len(ids)), strict=True)]
+        self._before = list(self._rows)
+        self._fed: list[tuple[Fed, list[Waiting]]] = []
 
-    def expect(self, rows: np.ndarray) -> None:
-        """Record the source numbers of the rows to be learnt next."""
+    def expect(self, rows: np.ndarray, read: np.ndarray | None) -> None:
+        """Record the source numbers of the rows to be learnt next, and numbers to predict as they were read."""
         names = getattr(self.source, "ids", None)
-        self._ids += names(rows.tolist()) if names else [str(row) for row in rows.tolist()]
+        ids = names(rows.tolist()) if names else [str(row) for row in rows.tolist()]
+        values = [None] * len(ids) if read is None else read.tolist()
+        self._rows += [Waiting(*row) for row in zip(ids, values, strict=True)]
 
     def add(self, fed: Fed) -> None:
         """Record what was predicted for the next rows."""
         count = int((fed.weight > 0).sum())
-        self._fed.append((fed, self._ids[:count]))
-        self._ids = self._ids[count:]
+        self._fed.append((fed, self._rows[:count]))
+        self._rows = self._rows[count:]
 
     def flush(self, schema: Schema) -> None:
         """Write what was recorded; `schema` has the classes of the rows."""
-        rows = [row for fed, ids in self._fed for row in told(schema, fed, ids)]
-        self._fed, self._before = [], list(self._ids)
+        rows = [row for fed, waited in self._fed for row in told(schema, fed, waited)]
+        self._fed, self._before = [], list(self._rows)
         if rows:
             self.sink.write(rows)
 
     def forget(self) -> None:
         """Discard what was recorded since the last write, because it was not learnt."""
-        self._ids, self._fed = list(self._before), []
+        self._rows, self._fed = list(self._before), []
 
     def tree(self) -> Json:
         """Return what a checkpoint keeps."""
         sink = self.sink
-        return {"name": sink.name, "position": sink.position, "run": getattr(sink, "run", ""), "ids": list(self._ids)}
+        return {
+            "name": sink.name,
+            "position": sink.position,
+            "run": getattr(sink, "run", ""),
+            "ids": [row.id for row in self._rows],
+            "y": [row.y for row in self._rows],
+        }
 
 
 class File:
