@@ -174,17 +174,12 @@ class Schema(NamedTuple):
             return np.round(COUNT_BEND * np.sinh(learnt) ** 2 - COUNT_SHIFT)
         return np.exp(learnt) if self.positive else learnt + self.shift
 
-<<<<<<< HEAD
     def _labels(self, block: Block) -> str:
         """What the target of a block holds: a number in JSON is a value, not text."""
         return "number" if self.labels == "whole" and block.open else self.labels
 
-    def _target(self, block: Block, rows: int, reasons: dict[int, str]) -> np.ndarray:
-        """Return the targets of all rows; values at rejected rows are meaningless."""
-=======
     def _target(self, block: Block, rows: int, reasons: dict[int, str]) -> tuple[np.ndarray, np.ndarray | None]:
         """Return the targets of all rows, and numbers as they were read; values at rejected rows are meaningless."""
->>>>>>> hb
         array = raw(block, self.target, rows)
         where = f"target {quoted(self.target)}"
         _refuse_nested(block, self.target, reasons)
@@ -201,15 +196,9 @@ class Schema(NamedTuple):
             if self.positive:
                 sound &= values.data >= SMALLEST_POSITIVE
                 _note(~sound, lambda i: f"{where}: {_value(array, i)} is not positive", reasons)
-<<<<<<< HEAD
-                return np.log(np.where(sound, values.data, 1.0)).astype(np.float32)
-            return np.where(sound, values.data - self.shift, 0.0).astype(np.float32)
-        codes, missing = labels_of(array, self._labels(block), self.classes, self.spelling)
-=======
                 return np.log(np.where(sound, values.data, 1.0)).astype(np.float32), values.data
             return np.where(sound, values.data - self.shift, 0.0).astype(np.float32), values.data
-        codes, missing = labels_of(array, self.labels, self.classes, self.spelling)
->>>>>>> hb
+        codes, missing = labels_of(array, self._labels(block), self.classes, self.spelling)
         _note(missing, lambda _: f"{where} is missing", reasons)
         known = ", ".join(self.classes[:10]) + (", ..." if len(self.classes) > 10 else "")
         _note(
