@@ -41,7 +41,7 @@ DEPENDS = {
     "endless": ("benchmarks/endless.py", *LEARNERS),
     "estimators": ("benchmarks/estimators.py", "src/opvi/adapters/sklearn", *LEARNERS),
     "faults": ("benchmarks/faults.py", *APP),
-    "first": ("benchmarks/first.py", "src/opvi/running", *LEARNERS),
+    "first*": ("benchmarks/first.py", "benchmarks/first_case.py", "src/opvi/running", *LEARNERS),
     "fleet*": ("benchmarks/fleet.py", "benchmarks/fleet_kills.py", *FLEET),
     "fuzz": ("benchmarks/fuzz.py", "src/opvi/adapters/_tables"),
     "gpu": ("benchmarks/gpu", *FLOWS, *FILTERS),

@@ -147,9 +147,9 @@ MUTANTS = [
     ),
     Mutant(
         "row by row: what was pickled is computed by JAX's threads again",
-        "src/opvi/running/_row_by_row.py",
-        "engine.key, engine.state = _placed_key(engine.key), placed(engine.state)",
-        "pass",
+        "src/opvi/running/_engine.py",
+        "        self._state = inline(state)\n",
+        "        self._state = state\n",
         "tests/running/test_row_by_row.py -k whole_networks",
     ),
     Mutant(
