@@ -52,6 +52,13 @@ def test_small_matrices_are_bounded_as_if_parameters_had_been_looked_at():
     np.testing.assert_allclose(found, C, rtol=1e-3, atol=1e-4)
     within = jnp.asarray(np.eye(D)[None, None] * np.ones((N, 2, 1, 1)), jnp.float32)
     np.testing.assert_array_equal(covariance.bounded(within, jnp.ones((N, 2, D))), within)
+    others = (
+        jnp.full((D, D), jnp.nan),
+        jnp.zeros((D, D)),
+        9 * jnp.eye(D),
+    )  # a particle gone bad, and one that is certain
+    found = covariance.bounded(jnp.stack(others)[:, None], jnp.ones((3, 1, D)))
+    np.testing.assert_allclose(found[1:, 0], jnp.stack([jnp.zeros((D, D)), jnp.eye(D)]), rtol=1e-3)
 
 
 def test_what_is_known_of_a_sum_stays_known_while_the_difference_is_forgotten():

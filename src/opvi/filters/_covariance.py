@@ -148,12 +148,12 @@ def bounded(matrices: Array, largest: Array) -> Array:
         ratio = over(matrices)
         j = jnp.argmax(ratio, -1)[..., None]
         most, v = jnp.take_along_axis(ratio, j, -1), jnp.take_along_axis(diagonal(matrices), j, -1)
-        column = jnp.take_along_axis(matrices, j[..., None], -1)[..., 0] / v
+        column = jnp.take_along_axis(matrices, j[..., None], -1)[..., 0] / jnp.where(most > ABOVE, v, 1)
         less = jnp.where(most > ABOVE, v * (1 - 1 / most), 0)
         return i + 1, matrices - less[..., None] * column[..., :, None] * column[..., None, :]
 
     def more(carry: tuple[Array, Array]) -> Array:
-        return (carry[0] < turns) & (over(carry[1]).max() > ABOVE)
+        return (carry[0] < turns) & (over(carry[1]) > ABOVE).any()  # not the largest: one may be NaN
 
     return jax.lax.while_loop(more, turn, (jnp.zeros((), jnp.int32), matrices))[1]
 
