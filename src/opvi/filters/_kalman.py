@@ -11,7 +11,6 @@ from opvi.filters import _covariance as covariance
 from opvi.filters._covariance import Covariance, exactly
 from opvi.types import Array
 
-MANY = 8  # rows, with which large matrices are multiplied one after another: they stay in the processor's cache
 SMALLEST_SURPRISE = 0.5  # a row's predictive variance over its noise: 1 or more, but for rounding
 
 
@@ -34,8 +33,6 @@ class Absorbed(NamedTuple):
 @exactly
 def times(rows: Array, C: Covariance) -> Array:
     """Return the product of rows `[n, K, R, D]` with the covariances."""
-    if rows.shape[2] >= MANY and covariance.large(C.matrices):
-        return jax.lax.map(lambda one: one[0] @ one[1], (rows, C.matrices))
     return rows @ C.matrices
 
 
@@ -80,7 +77,7 @@ class Look(NamedTuple):
 
 @exactly
 def in_turn(
-    first: Look, again: Callable[[Array, Array], Look], renew: Array, limit: float, size: int
+    first: Look, again: Callable[[Array, Array], Look], renew: Array, moved: Array, limit: float, size: int
 ) -> tuple[Gain, Array]:
     r"""Return the gain of many rows and the move they make, a few rows at a time.
 
@@ -94,6 +91,7 @@ def in_turn(
         first: all rows at the weights before the move; `size` must divide their number.
         again: `again(p, move)` linearises the p-th rows again, at weights moved by `move` `[n, K, D]`.
         renew: whether to linearise again.
+        moved: whether weights have changed since `first`, so that its first rows are linearised again, too.
         limit: residuals are clipped at this many standard deviations of the prediction.
         size: rows at a time.
     """
@@ -113,7 +111,7 @@ def in_turn(
     def turn(p: Array, carry: tuple[Array, Array, Array]) -> tuple[Array, Array, Array]:
         move, Z, surprise = carry
         # Not `cond`, which would copy the covariances that `again` reads, at every turn.
-        A, AC, e = covariance.when(renew, lambda _: again(p, move), same(p, move))
+        A, AC, e = covariance.when(renew & (moved | (p > 0)), lambda _: again(p, move), same(p, move))
         AC = AC - jnp.einsum("nrs,nksd->nkrd", jnp.einsum("nkrd,nksd->nrs", A, Z), Z)
         S = jnp.einsum("nkrd,nksd->nrs", AC, A) + jnp.eye(size, dtype=A.dtype)[None]
         own = diagonal(S)

@@ -182,5 +182,5 @@ def _learn(
     odds, probability = jump_odds(state, known, recalled, found, level, learnt * found.trust)
     state = state._replace(odds=odds)
     forgetting = sampler.each("forgetting", target) ** (weight.sum() / USUAL_ROWS * pacing.faster(state.pace))
-    now = z, target, weight * found.trust
-    return said, probability, learning.absorb(sampler, state, seen, now, forgetting, jnp.array(False))
+    now, no = (z, target, weight * found.trust), jnp.array(False)
+    return said, probability, learning.absorb(sampler, state, seen, now, forgetting, no, no)

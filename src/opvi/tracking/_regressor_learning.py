@@ -94,6 +94,7 @@ def absorb(
     rows: tuple[Array, Array, Array],
     forgetting: Array,
     renew: Array,
+    moved: Array,
 ) -> RegressorState:
     """Return the state after a Kalman update of every particle, each with its own noise.
 
@@ -103,7 +104,8 @@ def absorb(
         seen: what the particles predict for them.
         rows: standardised inputs `[B, F]` and targets, and weights.
         forgetting: a factor for each particle.
-        renew: whether to linearise every pair of rows at the particles as moved by the pairs before.
+        renew: whether to linearise every few rows at the particles as moved by those before.
+        moved: whether the particles have changed since they were `seen`.
     """
     z, target, weight = rows
     size, fill = min(PAIR, len(weight)), -len(weight) % min(PAIR, len(weight))
@@ -125,7 +127,7 @@ def absorb(
         mean=jnp.pad(seen.mean, some),
         **{name: jnp.pad(getattr(seen, name), ((0, 0), *some, (0, 0))) for name in ("J", "JC")},
     )
-    gain, move = kalman.in_turn(look(wide, target, root), again, renew, LARGEST_SURPRISE, size)
+    gain, move = kalman.in_turn(look(wide, target, root), again, renew, moved, LARGEST_SURPRISE, size)
     largest = LARGEST_GROWTH * prior_variance(sampler, target)
     done = kalman.absorb(state.past, gain, move, forgetting, largest)
     return state._replace(particles=state.particles + sampler.blocks.scatter(done.move), past=done.past)
@@ -255,7 +257,7 @@ def _learn_chunk(
     state, renewed = rescaled(sampler, state, early, begun & turned, waits, (whole, weight), anew)
     now = *standardised(state, x, y), weight * found.trust
     renew = renewed | alarm if len(weight) <= PAIR else early | renewed | alarm  # few rows are all first
-    state = _absorbed(sampler, state, seen, now, forgetting, renew)
+    state = _absorbed(sampler, state, seen, now, forgetting, renew, renewed | alarm)
     state = _with_rows(sampler, state, (x, found.y, now[2]), before)
     if state.pace is not None:
         state = state._replace(trail=pacing.follow(state.trail, state.particles, state.pace, scored.sum()))
@@ -271,12 +273,13 @@ def _absorbed(
     rows: tuple[Array, Array, Array],
     forgetting: Array,
     renew: Array,
+    moved: Array,
 ) -> RegressorState:
     """Return the state whose networks have learnt the rows; rows that wait move nothing."""
 
     def learnt(parts: tuple[Particles, Covariance]) -> tuple[Particles, Covariance]:
         here = state._replace(particles=parts[0], past=parts[1])
-        here = absorb(sampler, here, seen, rows, forgetting, renew)
+        here = absorb(sampler, here, seen, rows, forgetting, renew, moved)
         return here.particles, here.past
 
     particles, past = when((rows[2] > 0).any(), learnt, (state.particles, state.past))
@@ -358,8 +361,8 @@ def relearn(sampler: Networks, key: Key, state: RegressorState, batch: Batch) ->
         x, y, weight = chunk
         z, target = standardised(state, x, y)
         forgetting = sampler.each("forgetting", z) ** (weight.sum() / USUAL_ROWS * pacing.faster(state.pace))
-        seen = linearise(sampler, state, z)
-        return absorb(sampler, state, seen, (z, target, weight), forgetting, jnp.array(False)), None
+        seen, no = linearise(sampler, state, z), jnp.array(False)
+        return absorb(sampler, state, seen, (z, target, weight), forgetting, no, no), None
 
     return jax.lax.scan(again, state, chunks.cut(sampler.features, batch, state.particles.dtype)[0])[0]
 
