@@ -659,9 +659,37 @@ MUTANTS = [
     Mutant(
         "rows in turn are never looked at again",
         "src/opvi/filters/_kalman.py",
-        "covariance.when(renew, lambda _: again(p, move), same(p, move))",
+        "covariance.when(renew & (moved | (p > 0)), lambda _: again(p, move), same(p, move))",
         "same(p, move)",
         "tests/filters/test_kalman.py",
+    ),
+    Mutant(
+        "first rows are not looked at again though weights have changed",
+        "src/opvi/filters/_kalman.py",
+        "renew & (moved | (p > 0))",
+        "renew & (p > 0)",
+        "tests/filters/test_kalman.py",
+    ),
+    Mutant(
+        "first rows are looked at again though nothing has changed",
+        "src/opvi/filters/_kalman.py",
+        "renew & (moved | (p > 0))",
+        "renew",
+        "tests/filters/test_kalman.py",
+    ),
+    Mutant(
+        "covariances in other units lose what two biases share",
+        "src/opvi/tracking/_layers.py",
+        "_padded(both / 2, first, ",
+        "_padded(both, first, ",
+        "tests/tracking/test_scaling.py",
+    ),
+    Mutant(
+        "covariances unit by unit lose what two biases share",
+        "src/opvi/tracking/_layers.py",
+        "_padded(both / 2, *room, 2)",
+        "_padded(both, *room, 2)",
+        "tests/tracking/test_scaling.py tests/tracking/test_seats.py",
     ),
     Mutant(
         "columns fade that help",

@@ -143,56 +143,73 @@ def re_express(network: MLP, units: Units, w: Array, begins: Array | None = None
 
 
 def covariances_in(network: MLP, blocks: Blocks, units: Units, matrices: Array) -> Array:
-    r"""Return $T C T^\top$, T the change of units, for matrices `[n, K, D, D]`; entries between blocks stay 0."""
+    r"""Return $T C T^\top$, T the change of units, for symmetric matrices `[n, K, D, D]`; blocks stay apart.
+
+    T scales all weights by S, after each hidden bias has gained the shift of the means times its weights: E. With
+    $M = E C + \tfrac12 E C E^\top$, as many rows as there are hidden biases,
+
+    $$T C T^\top = S (C + M + M^\top) S.$$
+    """
     scale = jnp.append(_scale(network, units, matrices.dtype), 1)[blocks.order]
-    both = scale[:, :, None] * scale[:, None, :]
-    shifted = _shifted_in_rows(network, blocks, units)
-
-    def one(i: Array, all_: Array) -> Array:
-        C = shifted(shifted(jax.lax.dynamic_index_in_dim(all_, i, keepdims=False), 1), 2)
-        return jax.lax.dynamic_update_index_in_dim(all_, C * both, i, 0)
-
     # One particle after the other, in place: its matrices stay in the processor's cache, and nothing is copied.
-    return jax.lax.fori_loop(0, len(matrices), one, matrices)
+    shifted = jax.lax.fori_loop(0, len(matrices), _shifting(network, blocks, units), matrices)
+    return shifted * (scale[:, :, None] * scale[:, None, :])[None]
 
 
-def _shifted_in_rows(network: MLP, blocks: Blocks, units: Units) -> Callable[[Array, int], Array]:
-    """Return a function that adds to each hidden bias the shift of the means times its weights, along an axis."""
+def _shifting(network: MLP, blocks: Blocks, units: Units) -> Callable[[Array, Array], Array]:
+    """Return a function `(i, matrices)` that adds $M + M^\top$ to the matrices of the i-th particle."""
     (features, width), (count, size) = network.shapes[0], blocks.order.shape
     if count == 1:  # the weights, input by input, then the biases
-        parts, where, subscripts = (features, width), (features * width, 0), "f,kfh...->kh..."
-        return _adder(parts, where, subscripts.replace("f,", "fh," if units.shift.ndim == 2 else "f,"), units.shift)
-    unit = network.units[1]
+        return _of_inputs(features, width, units.shift)
     if blocks.aligned and len(network.shapes) == 2:  # unit by unit: its weights, its bias, its weight out
-        shift = _padded(units.shift, 0, unit - features)
-        return _adder((size // unit, unit), (features, unit - 1), "f,khf...->kh...", shift)
+        return _of_units(size // network.units[1], network.units[1], units.shift)
     bias, weights = (jnp.asarray(where) for where in _first_layer(network, blocks))
 
-    def general(C: Array, axis: int) -> Array:
-        C = jnp.moveaxis(C, axis, 1)
+    def general(C: Array) -> Array:
+        """Add the sums of rows `[K, D, D]` to those of the biases."""
         padded = jnp.pad(C, ((0, 0), (0, 1), (0, 0)))
         added = jax.vmap(lambda c, w: (c[w] * units.shift[None, :, None]).sum(1))(padded, weights)
-        C = jax.vmap(lambda c, b, a: c.at[b].add(a, mode="drop"))(C, bias, added)
-        return jnp.moveaxis(C, 1, axis)
+        return jax.vmap(lambda c, b, a: c.at[b].add(a, mode="drop"))(C, bias, added)
 
-    return general
+    def add(i: Array, matrices: Array) -> Array:
+        C = general(jax.lax.dynamic_index_in_dim(matrices, i, keepdims=False))
+        return jax.lax.dynamic_update_index_in_dim(matrices, general(C.mT).mT, i, 0)
+
+    return add
 
 
-def _adder(
-    parts: tuple[int, int], where: tuple[int, int], subscripts: str, shift: Array
-) -> Callable[[Array, int], Array]:
-    """Return a function that adds the shift's product with rows, or columns, from a place on, so many apart."""
-    used = parts[0] * parts[1]
+def _of_inputs(features: int, width: int, shift: Array) -> Callable[[Array, Array], Array]:
+    """Return that function for weights input by input, and biases that follow them."""
+    first, by = features * width, "fh" if shift.ndim == 2 else "f"
 
-    def add(C: Array, axis: int) -> Array:
-        if axis == 1:
-            rows = C[:, :used].reshape(len(C), *parts, C.shape[2])
-            more = jnp.einsum(subscripts, shift, rows)
-        else:
-            columns = C[:, :, :used].reshape(len(C), C.shape[1], *parts)
-            more = jnp.einsum(subscripts.replace("k", "ki").replace("...", ""), shift, columns)
-        (before, apart), count = where, more.shape[axis]
-        return C + _padded(more, before, C.shape[axis] - before - count - (count - 1) * apart, apart, axis)
+    def add(i: Array, matrices: Array) -> Array:
+        _, K, D, _ = matrices.shape
+        rows = jax.lax.dynamic_slice(matrices, (i, 0, 0, 0), (1, K, first, D)).reshape(K, features, width, D)
+        sums = jnp.einsum(f"{by},kfhd->khd", shift, rows)
+        both = jnp.einsum(f"{by},kifh->kih", shift, sums[:, :, :first].reshape(K, width, features, width))
+        M = (sums + _padded(both / 2, first, D - first - width, 0, 2))[None]
+        for more, place in ((M, (i, 0, first, 0)), (M.mT, (i, 0, 0, first))):
+            old = jax.lax.dynamic_slice(matrices, place, more.shape)
+            matrices = jax.lax.dynamic_update_slice(matrices, old + more, place)
+        return matrices
+
+    return add
+
+
+def _of_units(count: int, unit: int, shift: Array) -> Callable[[Array, Array], Array]:
+    """Return it for units that follow each other, each with its weights, its bias, and so many weights in all."""
+    first, used = len(shift), count * unit
+    shift = jnp.pad(shift, (0, unit - first))
+
+    def add(i: Array, matrices: Array) -> Array:
+        _, K, D, _ = matrices.shape
+        C = jax.lax.dynamic_slice_in_dim(matrices, i, 1)
+        room = first, D - used + unit - first - 1, unit - 1
+        # A product for each unit: of all at once, XLA would first copy the rows into another order.
+        sums = (jnp.broadcast_to(shift, (K, count, 1, unit)) @ C[0, :, :used].reshape(K, count, unit, D))[:, :, 0]
+        both = jnp.einsum("f,kihf->kih", shift, sums[:, :, :used].reshape(K, count, count, unit))
+        M = _padded(sums + _padded(both / 2, *room, 2), *room, 1)[None]
+        return jax.lax.dynamic_update_slice_in_dim(matrices, C + M + M.mT, i, 0)
 
     return add
 
