@@ -32,7 +32,7 @@ def watch(monkeypatch, seen):
             seen(function.__name__, quick, given)
             return real(function, settings, quick)(*given)
 
-        call.ready = real(function, settings, quick).ready
+        call.let_go = real(function, settings, quick).let_go
         return real(function, settings, quick) if function is engine.begun else call
 
     monkeypatch.setattr(engine, "program", watched)
@@ -305,7 +305,7 @@ def test_a_sampler_that_keeps_rows_is_plain_data():
     assert from_plain(plain) == kept
 
 
-def test_programs_are_there_before_the_first_of_them_runs_and_memory_is_given_back(monkeypatch, sampler, rows):
+def test_a_quick_program_is_let_go_after_its_last_round_and_memory_is_given_back(monkeypatch, sampler, rows):
     real, seen, given = engine.program, [], []
 
     class Watched:
@@ -313,20 +313,21 @@ def test_programs_are_there_before_the_first_of_them_runs_and_memory_is_given_ba
             self.run, self.quick = real(*how), how[2]
 
         def __call__(self, *arguments):
-            seen.append(("run", self.quick))
+            seen.append(("run", self.quick, int(arguments[-1])))
             return self.run(*arguments)
 
-        def ready(self, *arguments):
-            seen.append(("ready", self.quick))
+        def let_go(self, *_):
+            seen.append(("let go", self.quick))
 
     monkeypatch.setattr(engine, "give_back", lambda: given.append(None))
-    monkeypatch.setattr(engine, "kept_in", lambda: True)
     made = engine.Engine(sampler, KEY, quick=40)
     monkeypatch.setattr(engine, "program", Watched)
+    made.feed(first(rows, 20))
+    assert seen == [("run", True, 1)]
     made.feed(first(rows, 20 * (engine.LONG_ROUNDS - 1)))
-    assert seen == [("ready", True), ("ready", False), ("run", True), ("run", False)]
-    made.feed(first(rows, 20 * (engine.LONG_ROUNDS - 1)))
-    assert seen[4:] == [("run", False)]
+    assert seen[1:] == [("run", True, 1), ("let go", True), ("run", False, engine.LONG_ROUNDS - 2)]
+    made.feed(first(rows, 20))
+    assert seen[4:] == [("run", False, 1)]
     assert not given
     made.feed(first(rows, 20 * engine.LONG_ROUNDS))
     assert len(given) == 1

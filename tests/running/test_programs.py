@@ -6,6 +6,7 @@ import json
 import os
 import subprocess
 import sys
+import weakref
 
 import jax
 import pytest
@@ -167,6 +168,33 @@ def test_what_jax_has_read_from_its_own_cache_is_not_written_again(untouched, tm
     for _ in range(2):  # the second one reads it
         assert float(kept.Program(function, 1, None, None)(2.0, jax.numpy.ones(()))) == 2
     assert len(list(tmp_path.glob("whole/*"))) == written
+
+
+def doubled(scale, x):
+    """Return x times 2."""
+    return scale * x
+
+
+def test_a_program_that_is_on_disk_is_let_go_once(untouched, tmp_path):
+    """Its memory is free until it is asked for again, and then it stays."""
+    untouched.setenv("OPVI_PROGRAMS", str(tmp_path))
+    untouched.setattr(kept, "WORTH_KEEPING", -1.0)
+    untouched.setattr(kept, "place", lambda function, settings, *_: tmp_path / "whole" / str(settings[0]))
+    programs.keep_programs()
+    program, x = kept.Program(doubled, 1, None, None), jax.numpy.ones(3)
+    program.let_go(2.0, x)  # nobody has asked for it
+    for held in (0, 1):
+        assert program(2.0, x).tolist() == [2, 2, 2]
+        found = weakref.ref(next(iter(program._found.values())))
+        assert found() is not None
+        program.let_go(2.0, jax.numpy.zeros(3))
+        assert program._cache_size() == held
+        gc.collect()
+        assert (found() is not None) == bool(held)
+    program(3.0, x)
+    (tmp_path / "whole" / "3.0").unlink()
+    program.let_go(3.0, x)  # it would have to be compiled again
+    assert program._cache_size() == 2
 
 
 def test_methods_of_our_own_classes_have_names(untouched, tmp_path):

@@ -18,7 +18,7 @@ from opvi.predictive import Predictive
 from opvi.running._kept import Program
 from opvi.running._learners import one_learner, without_mark
 from opvi.running._plain import from_plain, plainly
-from opvi.running._programs import keep_programs, kept_in
+from opvi.running._programs import keep_programs
 from opvi.running._rows import as_rows, cut, joined, padded, row_count, size_of, taken, weights
 from opvi.types import Array, ArrayLike, Batch, Data, Info, Key, Sampler, Seed, State, Tree, as_key
 
@@ -30,8 +30,8 @@ MANY_ROWS = 4096  # in a question that is worth an optimised program
 LONE_ROWS = 50  # that are learnt as padded batches
 LONG_ROUNDS = 16  # after which memory is given back: to ask for it again takes little beside them
 # Often the only question, which compiles sooner without what others need. So a life has four programs: the start, which
-# a given state does without; learning, first a quick program, which takes a fourth of the time to compile, and then an
-# optimised one, which is twice as fast; and this question. Another question adds two: what all of them need, and its
+# a given state does without; learning, first a quick program, which takes a third of the time to compile, and then an
+# optimised one, which is three times as fast; and this question. Another question adds two: what all of them need, and its
 # own.
 ALONE = Predictive.mean, Predictive.probabilities
 
@@ -153,8 +153,8 @@ class Engine:
         key: a JAX key or an integer seed.
         batch: rows learnt at once.
         state: where to resume; the sampler's usual start if omitted.
-        quick: rows before the program that learns is optimised. Until then it compiles four times faster and runs half
-            as fast, for those who want an answer after a few rows. Questions about fewer than 4,096 rows are then
+        quick: rows before the program that learns is optimised. Until then it compiles three times faster and runs a
+            third as fast, for those who want an answer after a few rows. Questions about fewer than 4,096 rows are then
             answered by such programs, too.
         singly: whether most questions are about one row; then one row is not padded.
         in_place: overwrite the state while learning instead of copying it. Then no other thread may ask meanwhile,
@@ -232,15 +232,14 @@ class Engine:
         chunks = list(self._chunks(batches))
         where = (4,) if self.in_place else ()
         learners = {quick: program(advanced, 3, quick, *where) for _, _, quick in chunks}
-        if len(learners) > 1 and kept_in() is not None:  # to load or to compile takes memory: while there is one state
-            for chunk, count, quick in (chunks[0], chunks[-1]):
-                learners[quick].ready(self.sampler, None, (), self.key, state, chunk, np.int32(count))
         with one_blas_thread():
             for chunk, count, quick in chunks:
                 learn = learners[quick]
                 state, (info, _, _) = learn(self.sampler, None, (), self.key, state, chunk, np.int32(count))
                 self._state = state if self.in_place else self._state  # the old one is gone
                 infos.append((info, count))
+                if quick and not self._quick_rounds(state):  # an optimised one follows, which needs as much memory
+                    learn.let_go(self.sampler, None, (), self.key, state, chunk, np.int32(count))
             told = joined([taken(_on_host(info), slice(count)) for info, count in infos])
         self._state = state
         if len(batches.weight) >= LONG_ROUNDS:

@@ -28,10 +28,11 @@ import numpy as np
 
 from opvi._cpu import give_back, inline_device
 from opvi.running._plain import from_plain, plainly
-from opvi.running._programs import LARGEST, WORTH_KEEPING, kept_in, machine
+from opvi.running._programs import LARGEST, kept_in, machine
 from opvi.types import Array, Tree
 
 MOST = 400  # programs kept; those used longest ago make room. One takes 50 KB to 2 MB
+WORTH_KEEPING = 0.05  # seconds that a program took to trace, lower and compile: to read one takes a fourth of that
 LARGE = 1 << 20  # bytes of a program after whose reading memory is given back
 SQUEEZED = 1  # of zlib's levels: the others take longer and gain a fifth
 SWITCHES = ("jax_default_matmul_precision", "jax_enable_x64", "jax_default_device")  # others change no program of ours
@@ -70,6 +71,7 @@ class Program:
             traced, static_argnums=tuple(range(settings)), donate_argnums=donated, compiler_options=options
         )
         self._found: dict[Any, Any] = {}
+        self._let_go: set[Any] = set()
 
     def __call__(self, *arguments: Tree) -> Tree:
         """Return the function's result."""
@@ -79,14 +81,35 @@ class Program:
 
     def ready(self, *arguments: Tree) -> Callable[..., Tree]:
         """Return the program for arguments of these shapes, without those that are settings; nothing is run."""
+        known = self._known(arguments)
+        found = self._found.get(known)
+        if found is None:
+            made = self._made(arguments[: self.settings], arguments[self.settings :])
+            found = self._found.setdefault(known, made)
+        return found
+
+    def let_go(self, *arguments: Tree) -> None:
+        """Free the memory of the program for arguments of these shapes, if it is on disk; done once.
+
+        Whoever needs it again, such as the next model, reads it from there, and it stays.
+        """
+        known = self._known(arguments)
+        if known not in self._found or known in self._let_go:
+            return
+        path = place(
+            self.function, arguments[: self.settings], arguments[self.settings :], (self.options, self.in_place)
+        )
+        if path is not None and path.exists():
+            self._let_go.add(known)
+            del self._found[known]
+            give_back()
+
+    def _known(self, arguments: tuple[Tree, ...]) -> tuple[Hashable, ...]:
+        """Return what tells a program from others of the same function."""
         settings, arrays = arguments[: self.settings], arguments[self.settings :]
         leaves, tree = jax.tree.flatten(arrays)
         shapes = tuple([(leaf.shape, leaf.dtype) for leaf in leaves])
-        known = settings, tree, shapes, device_of(leaves), *[getattr(jax.config, name) for name in SWITCHES]
-        found = self._found.get(known)
-        if found is None:
-            found = self._found.setdefault(known, self._made(settings, arrays))
-        return found
+        return settings, tree, shapes, device_of(leaves), *[getattr(jax.config, name) for name in SWITCHES]
 
     def _made(self, settings: tuple[Hashable, ...], arrays: tuple[Tree, ...]) -> Callable[..., Tree]:
         """Return the program for arrays of these shapes: from disk, or compiled now and kept for others."""
