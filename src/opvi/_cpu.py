@@ -13,8 +13,7 @@ import numpy as np
 
 LEVEL = "xla_backend_optimization_level"
 THREADS = "NPROC"  # the variable by which XLA's CPU clients learn how many threads to have
-LOOPS = ("simplify-while-loops", "while-loop-invariant-code-motion")  # XLA's passes over loops of many arrays
-BARRIERS = "cse_barrier_expander"  # its pass that removes barriers before it joins operations
+LOOPS = "simplify-while-loops,while-loop-invariant-code-motion"  # XLA's passes over loops, which carry many arrays
 
 _making = threading.Lock()
 _lock = threading.Lock()
@@ -28,21 +27,17 @@ def compiler_options(quick: bool, long_loops: bool = False) -> dict[str, int | b
     Its older emitters of fused loops, which end with JAX 0.10, take half the time and less than half the memory, for
     programs that are as fast. So are those of LLVM's first level of optimisation, which takes a quarter less time than
     the third; a level in XLA_FLAGS is left as it is. Programs without optimisation, in one piece and with loops as they
-    were written, compile three times faster still, and run a third as fast.
-
-    What `opvi._steps.once` names is computed once where the older emitters are used.
+    were written, compile three times faster still, and run half as fast.
     """
     if jax.default_backend() != "cpu":
         return None
     options: dict[str, int | bool | str] = {}
-    passes = [*LOOPS] if quick and not long_loops else []  # it takes longer to tidy them up than to run them
     if jax.__version__.startswith("0.10."):
         options["xla_cpu_use_fusion_emitters"] = False
-        passes.append(BARRIERS)
     if quick or LEVEL not in os.environ.get("XLA_FLAGS", ""):
         options[LEVEL] = 0 if quick else 1
-    if passes:
-        options["xla_disable_hlo_passes"] = ",".join(passes)
+    if quick and not long_loops:  # it takes longer to tidy them up than to run them
+        options["xla_disable_hlo_passes"] = LOOPS
     if quick and jax.__version_info__ < (0, 11):  # later ones, not tried, refuse options they do not know
         options["xla_cpu_parallel_codegen_split_count"] = 1
     return options

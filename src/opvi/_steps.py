@@ -70,16 +70,6 @@ def compiled(step: Step) -> Step:
     return cast(Step, called)
 
 
-def once(tree: Tree) -> Tree:
-    """Return arrays to be computed once, and not again in every loop that reads them.
-
-    On a CPU, XLA joins small operations into loops, and each loop repeats whatever it needs of others: code that is
-    compiled, kept in memory and run several times. So results that many others build on are named by this function,
-    where `compiler_options` lets it. Nothing changes on other devices.
-    """
-    return optimization_barrier(tree) if jax.default_backend() == "cpu" else tree
-
-
 Init = TypeVar("Init", bound=Callable[..., Tree])
 
 

@@ -55,7 +55,6 @@ class LinearEKF(Unforked):
 
     @compiled
     @exactly
-    @exactly
     def step(self, key: Key, state: LinearState, batch: Batch) -> tuple[LinearState, StepInfo]:
         """Learn from a batch."""
         w, P = state.particles, state.covariance
@@ -74,10 +73,11 @@ class LinearEKF(Unforked):
             trust = trust_in_labels(predicted.log_density, self.robust)
         cut = pieces((with_one(x), y, trust), weight, min(PIECE, len(weight)))
         (new_w, new_P), _ = jax.lax.scan(one, (w, P), cut)
-        new_P = _bounded(new_P, self.largest_variance)
-        good = jnp.isfinite(new_w).all(1) & jnp.isfinite(new_P).all((1, 2)) & ~jnp.isnan(log_predictive)
+        # No covariance is larger than the variances that belong to it, so these show whether all are finite.
+        variance = diagonal(new_P)
+        good = jnp.isfinite(new_w.sum(1) + variance.sum(1)) & ~jnp.isnan(log_predictive)
         move = jnp.where(good[:, None], new_w - w, 0)
-        P = jnp.where(good[:, None, None], new_P, P)
+        P = jnp.where(good[:, None, None], _bounded(new_P, variance, self.largest_variance), P)
         info = StepInfo(clock.rows, log_predictive, root_mean_square(move), good.all(), predicted)
         return LinearState(w + move, P, clock.round, clock.rows), info
 
@@ -146,9 +146,8 @@ def _absorb(
     return w + scale[:, None] * move, P - jnp.einsum("nrd,nre->nde", Z, Z) + gained
 
 
-def _bounded(P: Array, largest: float) -> Array:
+def _bounded(P: Array, variance: Array, largest: float) -> Array:
     """Return the covariances symmetric, with no variance above the largest."""
-    variance = diagonal(P)
     shrink = jnp.sqrt(jnp.minimum(1, largest / jnp.maximum(variance, 1e-30)))
     return (P + P.mT) / 2 * shrink[:, :, None] * shrink[:, None, :]
 
@@ -157,12 +156,12 @@ def _bounded(P: Array, largest: float) -> Array:
 def predict_linear(state: LinearState, x: Array, classes: int) -> Categorical:
     r"""Return each filter's class probabilities, `[n, B, C]`, with its own uncertainty: $z / \sqrt{1 + \pi v / 8}$."""
     a = with_one(x)
-    width = a.shape[1]
+    rows, width = a.shape
 
     def one(w: Array, P: Array) -> Array:
         logits = a @ w.reshape(classes, width).T
-        blocks = P.reshape(classes, width, classes, width)
-        covariance = jnp.einsum("bi,ciej,bj->bce", a, blocks, a)
+        half = (P.reshape(-1, width) @ a.T).reshape(classes, width, classes, rows)  # in the order of P: nothing is copied
+        covariance = jnp.moveaxis((half * a.T[None, :, None]).sum(1), -1, 0)
         # Only differences between logits count: the variance of each one's distance from their mean.
         own = diagonal(covariance) - 2 * covariance.mean(2) + covariance.mean((1, 2))[:, None]
         centred = logits - logits.mean(1, keepdims=True)

@@ -9,7 +9,6 @@ import numpy as np
 from jax.scipy.special import logsumexp
 
 from opvi._factors import diagonal, solve_positive
-from opvi._steps import once
 from opvi.predictive import StudentT
 from opvi.tracking._jumps import SURE, squared_quantile
 from opvi.types import Array, Scalar
@@ -200,7 +199,7 @@ def learn(
         excess=excess,
         missed=jnp.clip(missed, -LARGEST_MISS, LARGEST_MISS),
     )
-    learnt, good = once((learnt, some & jnp.isfinite(sum(jnp.sum(leaf) for leaf in learnt))))
+    good = some & jnp.isfinite(sum(jnp.sum(leaf) for leaf in learnt))
     return jax.tree.map(lambda new, old: jnp.where(good, new, old), learnt, known)
 
 

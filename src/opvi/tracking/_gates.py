@@ -11,7 +11,6 @@ from typing import NamedTuple
 
 import jax.numpy as jnp
 
-from opvi._steps import once
 from opvi.types import Array, Scalar
 
 MEMORY = 0.98  # of the sums, for 20 rows
@@ -102,7 +101,7 @@ def update(
     smallest = FEW_SMALLEST if len(slope) <= FEW else SMALLEST
     factor = jnp.clip(gates.factor * jnp.exp(RATE * share * push), smallest, 1)
     new = Gates(factor, product, square, squared, seen, linear, bent)
-    good = once(jnp.isfinite(factor.sum() + product.sum() + square.sum() + squared + linear.sum() + bent.sum()))
+    good = jnp.isfinite(factor.sum() + product.sum() + square.sum() + squared + linear.sum() + bent.sum())
     return Gates(*(jnp.where(good, a, b) for a, b in zip(new, gates, strict=True)))
 
 

@@ -11,7 +11,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from opvi._steps import once
 from opvi.filters import _robust as robust
 from opvi.tracking import _scaling as scaling
 from opvi.tracking._calibration import Calibration, Combined
@@ -72,7 +71,6 @@ def believe(
     surprising = error**2 > SURPRISE**2 * expected
     share = jnp.where(begun, _surprised(before[0], error, surprising, weight), 0)
     recent = jnp.where(begun, _moments(before[1], one.mean, error, jnp.where(surprising, weight, 0), weight.sum()), 0)
-    share, recent = once((share, recent))
     jump = share.sum() > JUMP
     level = share.max() > ONE_SIDED * share.sum()
     shift = jnp.where(jump & level, median(error, jnp.where(surprising, weight, 0)), 0)
@@ -80,21 +78,18 @@ def believe(
     w = jnp.where(begun & ~jump, trust(error**2 / expected), 1)
     more = jump & (~level | (rest > SURPRISE**2) | (known.rounds < JUMP_ROUNDS))
     units = _units(recent, known.error)
-    shift, rest, units = once((shift, rest, units))
     uneven = (rest > UNEVEN) | (units.spread > UNEVEN * known.error)
     same = jump & (more | uneven) & units.same & (known.rounds >= JUMP_ROUNDS)
-    return once(
-        Believed(
-            w,
-            y - (1 - w) * error * unit,
-            jnp.where(jump, AFTER_JUMP * share, share),
-            jump,
-            jnp.where(same, units.shift, shift),
-            jnp.where(same, units.ratio, 1),
-            jump & (same | ~uneven),
-            more & ~same,
-            jnp.where(jump, 0, recent),
-        )
+    return Believed(
+        w,
+        y - (1 - w) * error * unit,
+        jnp.where(jump, AFTER_JUMP * share, share),
+        jump,
+        jnp.where(same, units.shift, shift),
+        jnp.where(same, units.ratio, 1),
+        jump & (same | ~uneven),
+        more & ~same,
+        jnp.where(jump, 0, recent),
     )
 
 

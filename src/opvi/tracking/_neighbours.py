@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from opvi._steps import LARGEST_COUNT, once
+from opvi._steps import LARGEST_COUNT
 from opvi.types import Array, Sampler
 
 LANES = 512  # every LANES-th row competes with the others of its lane; the nearest of each lane stay in the race
@@ -154,7 +154,7 @@ class Near(NamedTuple):
 
 def near(stored: Array, filled: Array, view: Callable[[Array], Array], asked: Array) -> Near:
     """Return the nearest rows, weighted by exact distances relative to their mean."""
-    place, there = once(nearest(stored, filled, view, asked))
+    place, there = nearest(stored, filled, view, asked)
     rows = view(stored[place.reshape(-1)]).reshape(*place.shape, -1)
     far = ((rows - asked[:, None]) ** 2).sum(-1)
     squared = jnp.where(there, far, 0).sum(1) / jnp.maximum(there.sum(1, dtype=far.dtype), 1) + 1e-12

@@ -5,7 +5,7 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 
-from opvi._steps import compiled, once, root_mean_square, tick
+from opvi._steps import compiled, root_mean_square, tick
 from opvi.filters import _covariance as covariance
 from opvi.filters import _kalman as kalman
 from opvi.filters._covariance import Covariance, exactly, when
@@ -220,7 +220,7 @@ def _learn_chunk(
     found = guard.believe(known, one, state.scale, (state.surprised, state.recent), (y, weight), begun)
     learnt = jnp.where(found.jump, 0, weight)  # errors of the time before a jump say nothing of those to come
     believed = learnt * found.trust
-    believed, scored = once((believed, jnp.where(begun, believed, 0)))
+    scored = jnp.where(begun, believed, 0)
     if state.gates is not None or state.memory is not None:
         slope = slopes(sampler, state, z, seen.first)
         noted = believed if before is None else jnp.where(before < 0, believed, 0)
@@ -311,7 +311,7 @@ def _learn_all(
         state, out, at, back, old = carry
         again = back >= 0
         chunk = jnp.where(again, starting.chunk(jnp.asarray(state.held), back, size), rows[at])
-        chunk, before = once(rows_again(state, chunk, back, old))
+        chunk, before = rows_again(state, chunk, back, old)
         begins = ~again & (state.scaled_at == 0) & (chunk[:, -1] > 0).any()
         state, told = _learn_chunk(sampler, state, (chunk[:, :-2], chunk[:, -2], chunk[:, -1]), again, before)
         told = jnp.where(again & (jnp.arange(told.shape[1]) < 3), out[at], told)  # what was said before learning stays

@@ -3,7 +3,6 @@ r"""The units of a regressor's networks, which follow the stream."""
 import jax
 import jax.numpy as jnp
 
-from opvi._steps import once
 from opvi.filters._covariance import when
 from opvi.tracking import _calibration as calibration
 from opvi.tracking import _columns as columns
@@ -26,7 +25,7 @@ def standardised(state: RegressorState, x: Array, y: Array) -> tuple[Array, Arra
     scale = state.scale
     target = (y - scale.mean[-1]) / scaling.divisor(scale)[-1]
     z = gates.through(state.gates, scaling.readable(scaling.of_inputs(scale), x))
-    return once((z, jnp.clip(target, -LARGEST_TARGET, LARGEST_TARGET)))
+    return z, jnp.clip(target, -LARGEST_TARGET, LARGEST_TARGET)
 
 
 def to_new_scale(

@@ -5,7 +5,6 @@ from typing import Any, NamedTuple
 import jax.numpy as jnp
 import numpy as np
 
-from opvi._steps import once
 from opvi.types import Array, Scalar
 
 LARGEST_INPUT = 10.0  # standard deviations; one wild value must not steer a network
@@ -49,7 +48,7 @@ def update(moments: Moments, x: Array, weight: Array, memory: float = LONGEST_ME
     sd = jnp.sqrt(moments.square / jnp.maximum(moments.seen, 1))
     reach = jnp.where((moments.seen >= TRUSTED_COUNT) & (sd > 0), LARGEST_JUMP * sd, jnp.inf)
     x = jnp.clip(x, (moments.mean - reach)[None], (moments.mean + reach)[None])
-    x, added = once((x, weight.sum()))
+    added = weight.sum()
     seen = moments.seen + added
     share = added / jnp.maximum(seen, 1e-30)
     # Relative to a row of the batch: sums of numbers far from the origin would lose their digits.
