@@ -19,7 +19,7 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks.first_case import CASES, STREAMS
+from benchmarks.first_case import CASES, FIRST_ROWS, NEXT_ROWS, STREAMS
 from benchmarks.machine import machine
 from benchmarks.measure import Result
 
@@ -97,8 +97,11 @@ def of_estimator(name: str, turn: str, found: dict[str, Any]) -> Iterator[Result
         yield Result(f"{name}: then {step}", size, steps[step]["seconds"], "s", 0.3)
     if turn == "empty":
         yield Result(f"{name}: programs of a life", size, steps["programs to learn and predict"], "programs", 4)
+    if turn == "again":
+        ratio = steps[FIRST_ROWS]["seconds"] / steps[NEXT_ROWS]["seconds"]
+        yield Result(f"{name}: 1,000 rows, the first by the next", "a new model", ratio, "times", 2.0)
     limit = 600.0 if name == "regressor" else None
-    yield Result(f"the {name}'s process, peak memory", size, found["peak MB"], "MB", limit)
+    yield Result(f"the {name}'s process, peak memory", size, steps["peak MB"], "MB", limit)
 
 
 def of_stream(name: str, buffer: int, turn: str, found: dict[str, Any]) -> Iterator[Result]:

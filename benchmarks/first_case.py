@@ -12,6 +12,7 @@ from collections.abc import Callable
 from typing import Any
 
 STREAMS = ("ChickWeights", "Phishing", "ImageSegments")
+FIRST_ROWS, NEXT_ROWS = "a new model's first 1,000 rows", "its next 1,000 rows"  # all programs are loaded
 
 
 class Watch:
@@ -36,6 +37,11 @@ class Watch:
         out = work()
         self.steps[name] = {"seconds": round(time.process_time() - began, 3), "programs": self.programs[before:]}
         return out
+
+
+def peak() -> int:
+    """Return this process's peak memory so far, in MB."""
+    return round(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024)
 
 
 def estimator(task: str, watch: Watch, **settings: Any) -> None:
@@ -70,7 +76,11 @@ def estimator(task: str, watch: Watch, **settings: Any) -> None:
     told = len(watch.programs)
     watch("another question", lambda: (model.predict_interval if task == "regressor" else model.decompose)(X[:20]))
     watch("a third", lambda: model.log_predictive_density(X[:20], y[:20]))
-    watch.steps["programs to learn and predict"] = told
+    watch.steps["programs to learn and predict"], watch.steps["peak MB"] = told, peak()
+    for _ in range(2):  # the second finds all programs loaded
+        model = made(**settings)
+        watch(FIRST_ROWS, lambda model=model: model.partial_fit(X[:1000], y[:1000]))
+        watch(NEXT_ROWS, lambda model=model: model.partial_fit(X[1000:2000], y[1000:2000]))
 
 
 def river(name: str, buffer: int, watch: Watch) -> None:
@@ -131,9 +141,8 @@ CASES: dict[str, Callable[[Watch], None]] = {
 def main() -> None:
     watch = Watch()
     CASES[sys.argv[1]](watch)
-    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
     whole = round(time.process_time(), 2)
-    print(json.dumps({"steps": watch.steps, "process": whole, "peak MB": round(peak), "programs": len(watch.programs)}))
+    print(json.dumps({"steps": watch.steps, "process": whole, "peak MB": peak(), "programs": len(watch.programs)}))
 
 
 if __name__ == "__main__":

@@ -27,7 +27,7 @@ def compiler_options(quick: bool, long_loops: bool = False) -> dict[str, int | b
     Its older emitters of fused loops, which end with JAX 0.10, take half the time and less than half the memory, for
     programs that are as fast. So are those of LLVM's first level of optimisation, which takes a quarter less time than
     the third; a level in XLA_FLAGS is left as it is. Programs without optimisation, in one piece and with loops as they
-    were written, compile three times faster still, and run half as fast.
+    were written, compile three times faster still, and run a quarter as fast.
     """
     if jax.default_backend() != "cpu":
         return None

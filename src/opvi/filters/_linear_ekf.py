@@ -160,7 +160,7 @@ def predict_linear(state: LinearState, x: Array, classes: int) -> Categorical:
 
     def one(w: Array, P: Array) -> Array:
         logits = a @ w.reshape(classes, width).T
-        half = (P.reshape(-1, width) @ a.T).reshape(classes, width, classes, rows)  # in the order of P: nothing is copied
+        half = (P.reshape(-1, width) @ a.T).reshape(classes, width, classes, rows)  # in P's order: nothing is copied
         covariance = jnp.moveaxis((half * a.T[None, :, None]).sum(1), -1, 0)
         # Only differences between logits count: the variance of each one's distance from their mean.
         own = diagonal(covariance) - 2 * covariance.mean(2) + covariance.mean((1, 2))[:, None]

@@ -31,8 +31,8 @@ LONE_ROWS = 50  # that are learnt as padded batches
 LONG_ROUNDS = 16  # after which memory is given back: to ask for it again takes little beside them
 # Often the only question, which compiles sooner without what others need. So a life has four programs: the start, which
 # a given state does without; learning, first a quick program, which takes a third of the time to compile, and then an
-# optimised one, which is three times as fast; and this question. Another question adds two: what all of them need, and its
-# own.
+# optimised one, which is four times as fast; and this question. Another question adds two: what all of them need, and
+# its own.
 ALONE = Predictive.mean, Predictive.probabilities
 
 Record = Callable[[Tree, Tree, Batch], Tree]  # a pure function of (state, info, batch)
@@ -154,8 +154,8 @@ class Engine:
         batch: rows learnt at once.
         state: where to resume; the sampler's usual start if omitted.
         quick: rows before the program that learns is optimised. Until then it compiles three times faster and runs a
-            third as fast, for those who want an answer after a few rows. Questions about fewer than 4,096 rows are then
-            answered by such programs, too.
+            quarter as fast, for those who want an answer after a few rows. Questions about fewer than 4,096 rows are
+            then answered by such programs, too.
         singly: whether most questions are about one row; then one row is not padded.
         in_place: overwrite the state while learning instead of copying it. Then no other thread may ask meanwhile,
             and a state taken from the engine is gone once it learns more.

@@ -22,7 +22,7 @@ from opvi.tracking._neighbours import checked_rows
 from opvi.tracking._regressor_types import Networks, RegressorInfo, RegressorState, Settings
 from opvi.types import Array, ArrayLike, Batch, Key, Start
 
-EARLY_ROWS = 1000  # until then rows are learnt in pairs, and the scale follows every batch
+EARLY_ROWS = 400  # until then rows are learnt five at a time, and the scale follows every batch
 PREDICT_ROWS = 256  # at once
 BUDGET = 64e6  # bytes for all covariances
 WIDEST = 1 << 20  # columns
@@ -151,8 +151,8 @@ def regressor(
         particles: the number of networks; the groups of `default_settings` take turns.
         half_life: in rows; data older than that count half. With None the particles have memories of different
             lengths, the weights learn which to trust, and all become shorter while errors repeat the latest moves.
-        warm_up: this many rows at the start are learnt in pairs, on a scale that follows every batch: several times
-            slower, and worth it while the model is far off.
+        warm_up: this many rows at the start are learnt five at a time, on a scale that follows every batch: slower, and
+            worth it while the model is far off.
         budget: bytes for all covariances. If the full matrices do not fit, they are cut into blocks.
         settings: what sets the particles apart, instead of `default_settings`.
         memory_rows: rows kept beside the networks; the errors and targets of the 8 nearest correct the mean, as far as

@@ -39,7 +39,7 @@ class Regressor(OnlineModel, base.MiniBatchRegressor):
     half_life
         In rows; data older than that count half. None determines how fast to forget.
     warm_up
-        The number of rows at the start that are learnt in pairs: slower, but better while little is known.
+        The number of rows at the start that are learnt five at a time: slower, and better while little is known.
     neighbour_rows
         Rows kept beside the networks; the nearest take part in predictions. None keeps what fits in 16 MB, none for
         linear models; 0 for none.

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from opvi.adapters._tables import Schema
 
 BATCH = 20  # rows learnt from at once
-QUICK_ROWS = 200  # whoever gives rows by and by gets the first answers sooner, as `Engine` says
+QUICK_ROWS = 60  # whoever gives rows by and by gets the first answers sooner, as `Engine` says
 BLOCK_BATCHES, BLOCK_BYTES = 256, 1 << 24  # made dense at once for learning, at most
 ASK_ROWS = 1024  # of a sparse matrix, made dense at once for predicting
 DENSE_WARNING = 10_000_000  # numbers in a sparse X, zeros included

@@ -43,7 +43,7 @@ class OPVIRegressor(RegressorMixin, OnlineEstimator):
         memory_rows: keep a uniform sample of this many rows, and learn from some of them again with every batch.
         neighbour_rows: rows kept beside the networks; the nearest take part in predictions. As many as fit in 16 MB
             if None, none for linear models; 0 for none.
-        warm_up: this many rows at the start are learnt in pairs, which is slower and better while little is known.
+        warm_up: this many rows at the start are learnt five at a time: slower, and better while little is known.
         n_epochs: passes of `fit`. Passes after the first teach the parameters, not the calibration.
         shuffle: whether `fit` visits the rows in random order; use False for rows sorted by time.
         random_state: a seed, or anything scikit-learn accepts as one.
