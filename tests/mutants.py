@@ -657,6 +657,20 @@ MUTANTS = [
         "tests/filters/test_kalman.py",
     ),
     Mutant(
+        "empty blocks of a process are factored",
+        "src/opvi/tracking/_process.py",
+        "jnp.minimum(filled, len(K)) + BLOCK - 1",
+        "len(K) + 0 * filled",
+        "tests/tracking/test_process.py -k block",
+    ),
+    Mutant(
+        "a process leaves the last rows out",
+        "src/opvi/tracking/_process.py",
+        "jnp.minimum(filled, len(K)) + BLOCK - 1",
+        "jnp.minimum(filled, len(K))",
+        "tests/tracking/test_process.py -k block",
+    ),
+    Mutant(
         "rows in turn are never looked at again",
         "src/opvi/filters/_kalman.py",
         "covariance.when(renew & (moved | (p > 0)), lambda _: again(p, move), same(p, move))",

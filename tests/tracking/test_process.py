@@ -206,6 +206,20 @@ def test_slopes_are_those_of_the_covariance(columns):
     assert float(none / slope) == pytest.approx(1 if columns <= processes.HELP else 0.018, abs=0.002)
 
 
+@pytest.mark.parametrize("filled", [1, 64, 65, 256, 1000])
+def test_roots_are_made_block_by_block_and_empty_blocks_are_left_out(filled):
+    rows, K = min(filled, 256), np.eye(256)
+    z = np.random.default_rng(0).normal(size=(rows, 3))
+    K[:rows, :rows] = np.exp(-((z[:, None] - z[None]) ** 2).sum(2)) + 0.1 * np.eye(rows)
+    W, inverse = jax.jit(processes._rooted)(jnp.asarray(K, jnp.float32), jnp.asarray(filled, jnp.int32))
+    blocks = -(-rows // processes.BLOCK) * processes.BLOCK
+    expected = np.linalg.inv(np.linalg.cholesky(K))[:blocks, :blocks]
+    np.testing.assert_allclose(W[:blocks, :blocks], expected, atol=1e-4)
+    np.testing.assert_allclose(inverse[:blocks, :blocks], expected.T @ expected, atol=1e-3)
+    assert not np.asarray(W)[blocks:].any()
+    assert not np.asarray(inverse)[blocks:].any()
+
+
 def test_the_share_is_the_best_one_for_the_errors_seen():
     process = taught()
     size, y = jnp.asarray(0.01), jnp.zeros(20)

@@ -1,6 +1,7 @@
 r"""The Kalman update of every particle's covariance, full or in blocks, however the particle is then moved."""
 
 from collections.abc import Callable
+from functools import partial
 from typing import NamedTuple
 
 import jax
@@ -96,43 +97,44 @@ def in_turn(
         size: rows at a time.
     """
     n, K, rows, D = first.A.shape
-    variance = 1 + (first.A * first.AC).sum((1, 3))
+    whole = _joined(first)
+    variance = 1 + (whole.A * whole.AC).sum(2)
     bound = limit * jnp.sqrt(jnp.maximum(variance, SMALLEST_SURPRISE))
     residual = jnp.clip(first.residual, -bound, bound)
 
-    def slice_of(a: Array, p: Array, axis: int) -> Array:
-        return jax.lax.dynamic_slice_in_dim(a, p * size, size, axis)
-
     def same(p: Array, move: Array) -> Look:
-        A = slice_of(first.A, p, 2)
-        e = slice_of(residual, p, 1) - jnp.einsum("nkrd,nkd->nr", A, move)
-        return Look(A, slice_of(first.AC, p, 2), e)
+        A, AC, e = (jax.lax.dynamic_slice_in_dim(a, p * size, size, 1) for a in (whole.A, whole.AC, residual))
+        return Look(A, AC, e - (A @ move[:, :, None])[:, :, 0])
 
     def turn(p: Array, carry: tuple[Array, Array, Array]) -> tuple[Array, Array, Array]:
         move, Z, surprise = carry
         # Not `cond`, which would copy the covariances that `again` reads, at every turn.
-        A, AC, e = covariance.when(renew & (moved | (p > 0)), lambda _: again(p, move), same(p, move))
-        AC = AC - jnp.einsum("nrs,nksd->nkrd", jnp.einsum("nkrd,nksd->nrs", A, Z), Z)
-        S = jnp.einsum("nkrd,nksd->nrs", AC, A) + jnp.eye(size, dtype=A.dtype)[None]
+        look = partial(covariance.when, renew & (moved | (p > 0)))
+        A, AC, e = look(lambda _: _joined(again(p, move.reshape(n, K, D))), same(p, move))
+        AC = AC - (A @ Z.mT) @ Z
+        S = AC @ A.mT + jnp.eye(size, dtype=A.dtype)[None]
         own = diagonal(S)
         bound = limit * jnp.sqrt(jnp.maximum(own, SMALLEST_SURPRISE))
         e = jnp.where(renew, jnp.clip(e, -bound, bound), e)
         inverse = _root_inverse(S)
-        new = jnp.einsum("nrs,nksd->nkrd", inverse, AC)
-        move = move + jnp.einsum("nkrd,nr->nkd", new, jnp.einsum("nrs,ns->nr", inverse, e))
+        new = inverse @ AC
+        move = move + ((inverse @ e[:, :, None]).mT @ new)[:, 0]
         return (
             move,
-            jax.lax.dynamic_update_slice_in_dim(Z, new, p * size, 2),
-            jax.lax.dynamic_update_index_in_dim(surprise, own, p, 0),
+            jax.lax.dynamic_update_slice_in_dim(Z, new, p * size, 1),
+            jax.lax.dynamic_update_slice_in_dim(surprise, own, p * size, 1),
         )
 
-    none = (
-        jnp.zeros((n, K, D), first.A.dtype),
-        jnp.zeros_like(first.A),
-        jnp.ones((rows // size, n, size), first.A.dtype),
-    )
+    none = jnp.zeros((n, K * D), variance.dtype), jnp.zeros_like(whole.A), jnp.ones_like(variance)
     move, Z, surprise = jax.lax.fori_loop(0, rows // size, turn, none)
-    return Gain(jnp.moveaxis(surprise, 1, 0).reshape(n, rows), jnp.zeros((n, 0, 0), Z.dtype), Z), move
+    Z = jnp.moveaxis(Z.reshape(n, rows, K, D), 2, 1)
+    return Gain(surprise, jnp.zeros((n, 0, 0), Z.dtype), Z), move.reshape(n, K, D)
+
+
+def _joined(look: Look) -> Look:
+    """Return the same with the blocks of each row joined, A and A C `[n, R, K D]`: products of few large matrices."""
+    A, AC = (jnp.moveaxis(rows, 1, 2).reshape(len(rows), rows.shape[2], -1) for rows in (look.A, look.AC))
+    return Look(A, AC, look.residual)
 
 
 def _root_inverse(S: Array) -> Array:

@@ -29,6 +29,7 @@ from opvi.types import Array, Scalar
 ROWS = 512  # the last ones, that it is fitted to
 MANY = 1 << 30  # rows from which on the count begins again half-way, before it overflows
 TAUGHT = 256  # of them, that a step of the settings is learnt from
+BLOCK = 64  # of them, that are factored at once: empty blocks are left out
 WIDEST = 64  # columns
 EVERY, SELDOM = 100.0, 400.0  # rows, at most, until it is fitted again: after a tenth more, 20 at least
 UNUSED = 0.05  # g below which it is fitted seldom
@@ -269,9 +270,9 @@ def _fitted(process: Process, scale: Scale, half_life: float | None) -> Process:
         at = jnp.where(moves, turn & 1, 0) * jnp.clip(seen - TAUGHT, 0, ROWS - TAUGHT)
         rows, some = jax.lax.dynamic_slice_in_dim(known, at, TAUGHT), here[:TAUGHT]
         K, inner, bent = between(now, rows, rows, (some, some))
-        root = root_inverse(noisy(now, K, rows, some))
-        alpha = root.T @ (root @ rows[:, columns])
-        G = jnp.where(some[:, None] & some[None], root.T @ root - alpha[:, None] * alpha[None], 0) / 2
+        root, inverse = _rooted(noisy(now, K, rows, some), seen)
+        alpha = inverse @ rows[:, columns]
+        G = jnp.where(some[:, None] & some[None], inverse - alpha[:, None] * alpha[None], 0) / 2
         down = _slopes(now, G, inner * bent, bent, rows[:, :columns], rows[:, -1]) + _pull(now, prior)
         more, (a, b) = steps + 1, DECAY
         slope, square = a * slope + (1 - a) * down, b * square + (1 - b) * down**2
@@ -306,6 +307,26 @@ def _fitted(process: Process, scale: Scale, half_life: float | None) -> Process:
     )
 
 
+def _rooted(K: Array, filled: Array) -> tuple[Array, Array]:
+    r"""Return the inverse W of the lower root of a covariance `[R, R]`, and the covariance's inverse.
+
+    Block after block of rows, $W \gets (W, \; [-L^{-1} A W, \; L^{-1}])$ with $A = K_b W^\top$ and
+    $L L^\top = K_{bb} - A A^\top$. Blocks of which no row is `filled` are left out, and are 0.
+    """
+
+    def add(block: Array, carry: tuple[Array, Array]) -> tuple[Array, Array]:
+        W, inverse = carry
+        at = block * BLOCK
+        rows = jax.lax.dynamic_slice_in_dim(K, at, BLOCK)
+        A = rows @ W.T
+        below = root_inverse(jax.lax.dynamic_slice_in_dim(rows, at, BLOCK, 1) - A @ A.T)
+        new = jax.lax.dynamic_update_slice_in_dim(-(below @ A) @ W, below, at, 1)
+        return jax.lax.dynamic_update_slice_in_dim(W, new, at, 0), inverse + new.T @ new
+
+    blocks = jax.lax.div(jnp.minimum(filled, len(K)) + BLOCK - 1, jnp.asarray(BLOCK, filled.dtype))
+    return jax.lax.fori_loop(0, blocks, add, (jnp.zeros_like(K), jnp.zeros_like(K)))
+
+
 def _filled(rows: Array) -> Array:
     """Return which places hold a row, of this many rows so far."""
     return jnp.arange(ROWS, dtype=jnp.int32) < rows
@@ -321,7 +342,8 @@ def _parts(settings: Array, h: Array, a: Array, b: Array, apart: bool = False) -
     length, (s, _, v) = jnp.exp(settings[:columns]), jnp.exp(settings[columns:])
     u, w, b = a / length[None], b / length[None], b * h[None]
     if apart:
-        q, product = ((u[:, None] - w[None]) ** 2).sum(2), (a[:, None] * b[None]).sum(2)
+        q = ((u.T[:, :, None] - w.T[:, None]) ** 2).sum(0)
+        product = (a.T[:, :, None] * b.T[:, None]).sum(0)
     else:
         q, product = jnp.maximum((u**2).sum(1)[:, None] + (w**2).sum(1)[None] - 2 * u @ w.T, 0), a @ b.T
     inner = 1 / (1 + q / 4)
