@@ -250,9 +250,10 @@ def _loaded(path: Path, arrays: tuple[Tree, ...]) -> Any:
         return None
     from jax.experimental import serialize_executable
 
-    _lapack_found()
     try:
         told, _, program = zlib.decompress(kept).partition(b"\n")
+        if b"lapack" in program:  # its functions' names begin so; SciPy, which has them, takes a while to load
+            _lapack_found()
         if len(program) > LARGE:
             give_back()
         given, returned = jax.tree.structure((arrays, {})), from_plain(json.loads(told))
