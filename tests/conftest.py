@@ -24,14 +24,16 @@ import pytest
 from jax._src.interpreters import mlir
 
 import opvi
-from opvi.running import _engine, _run
+from opvi.running import _engine, _programs, _run
 from opvi.running._programs import _swept
 
 # Programs that one process compiled serve the others, `make slow` after `make test`, and the next run. With a bound on
 # its size JAX locks the folder; small programs are not worth the lock.
 PROGRAMS = Path(__file__).parents[1] / ".stamps" / "programs"
 os.environ.setdefault("OPVI_PROGRAMS", str(PROGRAMS))  # for processes that the tests start
+PROGRAMS.mkdir(0o700, parents=True, exist_ok=True)
 _swept(PROGRAMS)
+_programs._asked = True  # in this process JAX keeps them: tests count what is traced
 jax.config.update("jax_compilation_cache_dir", str(PROGRAMS))
 jax.config.update("jax_compilation_cache_max_size", 1 << 30)
 jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.5)
@@ -77,7 +79,7 @@ LONG = (
     *("tracking/test_calibration.py", "paper/test_regret_experiment.py", "arena/test_arena.py"),
     *("paper/test_mixture.py", "filters/test_modes.py", "paper/test_commands.py", "tracking/test_tracker.py"),
     *("test_laws.py", "benchmarks/test_numpyro_models.py", "adapters/test_origin.py", "app/test_streams.py"),
-    *("scale/test_fleet.py", "running/test_run.py", "running/test_programs.py", "tracking/test_memory.py"),
+    *("scale/test_fleet.py", "running/test_run.py", "running/test_kept.py", "tracking/test_memory.py"),
     *("app/test_faults.py", "app/test_tables.py", "running/test_row_by_row.py", "tracking/test_starting.py"),
     *("tracking/test_seats.py", "flows/test_pairwise.py", "running/test_threads.py", "adapters/test_arviz.py"),
     *("test_values.py", "predictive/test_counts.py", "paper/test_understand.py", "tracking/test_gates.py"),

@@ -2,6 +2,9 @@
 
 import subprocess
 import sys
+from pathlib import Path
+
+import pytest
 
 REFUSED = (
     "opvi.adapters",
@@ -79,6 +82,19 @@ import opvi.app.cli._predict, opvi.app.learn._predict
     modules = loaded(code)
     assert "opvi.app.report" in modules
     assert not {"scipy.linalg", "jinja2", "opvi.app.report._page"} & modules
+
+
+@pytest.mark.slow
+def test_predictions_by_programs_on_disk_do_not_load_scipy(tmp_path, monkeypatch):
+    monkeypatch.setenv("OPVI_PROGRAMS", str(tmp_path / "programs"))
+    monkeypatch.chdir(tmp_path)
+    Path("table.csv").write_text("a,b,y\n" + "".join(f"{i % 7},{i % 5},{i % 7 - i % 5}\n" for i in range(60)))
+    call = "from opvi.app.cli import main; main({})".format
+    loaded(call(["learn", "table.csv", "--target", "y", "--hidden", "none", "--particles", "4"]))
+    for _ in range(2):
+        modules = loaded(call(["predict", "table.run", "table.csv", "-o", "predicted.csv"]))
+    assert "jax.experimental.serialize_executable" in modules
+    assert "scipy.linalg" not in modules
 
 
 def test_what_needs_scipy_loads_it():

@@ -1,111 +1,137 @@
 """Compiled programs are kept on disk for the next process, unless somebody says otherwise."""
 
-import gc
-import itertools
-import json
 import os
-import subprocess
-import sys
-import weakref
 
 import jax
 import pytest
 
-import opvi
-from opvi.running import _kept as kept
 from opvi.running import _programs as programs
-from opvi.running._engine import begun
-
-TWICE = """
-import pickle, jax, numpy as np, opvi
-from opvi.running import Engine
-names = []
-hear = lambda name, seconds, **about: names.append(about["fun_name"]) if "backend_compile_duration" in name else None
-jax.monitoring.register_event_duration_secs_listener(hear)
-x = np.random.default_rng(0).normal(size=(20, 2))
-engine = Engine(opvi.regressor(2, hidden=(), particles=3), 0)
-engine.feed((x, x[:, 0]))
-engine.state = engine.state._replace(particles=jax.numpy.asarray(np.asarray(engine.state.particles)))
-engine.feed((x, x[:, 0]))
-engine = pickle.loads(pickle.dumps(engine))
-for _ in range(2):
-    engine.feed((x, x[:, 0]))
-print(names.count("jit(advanced)"))
-"""
-
-SCRIPT = """
-import json, jax, jax.monitoring, numpy as np
-heard = []
-jax.monitoring.register_event_duration_secs_listener(lambda name, *_, **about: heard.append(about.get("fun_name")))
-import opvi
-from opvi.running import Engine, _engine
-one_round, traced = _engine.one_round, []
-_engine.one_round = lambda *given: traced.append(1) or one_round(*given)
-engine = Engine(opvi.regressor(2, hidden=(), particles=3), 0)
-x = np.random.default_rng(0).normal(size=(40, 2))
-engine.feed((x, x[:, 0]))
-print(json.dumps(["jit(advanced)" in heard, float(engine.state.particles.sum()), bool(traced)]))
-"""
 
 
-def run(script=SCRIPT, **variables):
-    environment = {name: value for name, value in os.environ.items() if not name.startswith("JAX_COMPILATION")}
-    done = subprocess.run(
-        [sys.executable, "-c", script], env={**environment, **variables}, capture_output=True, text=True, check=True
-    )
-    return json.loads(done.stdout)
+def test_the_folder_is_the_users(untouched, tmp_path):
+    untouched.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    before = os.umask(0)
+    try:
+        folder = programs.keep_programs()
+    finally:
+        os.umask(before)
+    assert folder.parent == tmp_path / "cache" / "opvi" / "programs"
+    assert programs.OURS.fullmatch(folder.name)
+    assert jax.__version__ in folder.name
+    made = [folder / "whole", folder, *folder.parents[:3]]
+    assert [path.stat().st_mode & 0o777 for path in made] == [0o700] * 5
+    assert jax.config.values["jax_compilation_cache_dir"] == str(folder)
+    assert jax.config.values["jax_compilation_cache_max_size"] == programs.LARGEST
+    untouched.setenv("OPVI_PROGRAMS", str(tmp_path / "other"))
+    assert programs.keep_programs() == programs.kept_in() == folder  # the first call decides
 
 
-@pytest.mark.slow
-def test_the_next_process_finds_them_even_after_damage(tmp_path):
-    compiled, bits, traced = run(OPVI_PROGRAMS=str(tmp_path))
-    assert compiled
-    assert traced
-    files = sorted((tmp_path / "whole").iterdir())
-    assert files
-    assert not list(tmp_path.glob("*-cache"))  # JAX's own cache does not keep them again
-    assert run(OPVI_PROGRAMS=str(tmp_path)) == [False, bits, False]  # nothing is compiled, and nothing is traced
-    damages = (lambda path: path.write_bytes(path.read_bytes()[:100]), lambda path: kept._write(path, b"no program"))
-    for path, damage in zip(files, itertools.cycle(damages), strict=False):
-        damage(path)
-    assert run(OPVI_PROGRAMS=str(tmp_path)) == [True, bits, True]
-
-
-@pytest.mark.slow
-def test_a_state_from_elsewhere_needs_no_program_of_its_own(tmp_path):
-    """Arrays that were made by hand, or read, are not bound to a device; those that a kept program returns are."""
-    assert run(TWICE, OPVI_PROGRAMS=str(tmp_path)) == 1
-
-
-@pytest.fixture
-def untouched(monkeypatch):
-    """JAX without a folder, and its settings put back afterwards."""
-    names = (
-        "jax_compilation_cache_dir",
-        "jax_compilation_cache_max_size",
-        "jax_persistent_cache_min_compile_time_secs",
-    )
-    before = {name: jax.config.values[name] for name in names}
-    jax.config.update("jax_compilation_cache_dir", None)
-    monkeypatch.setattr(programs, "_asked", False)
-    monkeypatch.setattr(programs, "_folder", None)
-    yield monkeypatch
-    for name, value in before.items():
-        jax.config.update(name, value)
-
-
-def test_the_folder_is_the_users_and_the_switches_are_heard(untouched, tmp_path):
+@pytest.mark.parametrize("word", ["off", "0", "no", "False", "NONE"])
+def test_the_switch_is_heard(untouched, tmp_path, word):
     untouched.setenv("XDG_CACHE_HOME", str(tmp_path))
-    untouched.setenv("OPVI_PROGRAMS", "off")
+    untouched.setenv("OPVI_PROGRAMS", word)
+    untouched.chdir(tmp_path)
     assert programs.keep_programs() is None
     assert not any(tmp_path.iterdir())
-    untouched.delenv("OPVI_PROGRAMS")
-    folder = programs.keep_programs()
-    assert folder.parent == tmp_path / "opvi" / "programs"
-    assert jax.__version__ in folder.name
-    assert jax.config.values["jax_compilation_cache_max_size"] == programs.LARGEST
+
+
+@pytest.mark.parametrize("wanted", ["", "named"])
+def test_jaxs_own_switch_is_heard(untouched, tmp_path, wanted):
+    untouched.setenv("XDG_CACHE_HOME", str(tmp_path))
+    untouched.setenv("OPVI_PROGRAMS", wanted and str(tmp_path / wanted))
+    jax.config.update("jax_enable_compilation_cache", False)
+    assert programs.keep_programs() is None
+    assert not any(tmp_path.iterdir())
+    jax.config.update("jax_enable_compilation_cache", True)
+    assert programs.keep_programs() is not None
+    jax.config.update("jax_enable_compilation_cache", False)
+    assert programs.kept_in() is None
+
+
+def test_a_folder_of_jaxs_own_stays_its_own(untouched, tmp_path):
+    theirs = tmp_path / "theirs"
+    jax.config.update("jax_compilation_cache_dir", str(theirs))
+    before = dict(jax.config.values)
+    assert programs.keep_programs() == theirs / "opvi"
+    (tmp_path / "usual").mkdir()
+    assert theirs.stat().st_mode == (tmp_path / "usual").stat().st_mode  # they may share it with others
+    (theirs / "a-cache").write_bytes(b"without a bound there is no time beside it")
+    for wanted in (str(tmp_path / "ours"), str(theirs)):
+        untouched.setattr(programs, "_asked", False)
+        untouched.setenv("OPVI_PROGRAMS", wanted)
+        theirs.chmod(0o700)
+        assert str(programs.keep_programs()) == wanted
+    assert dict(jax.config.values) == before
+    assert (theirs / "a-cache").exists()
+
+
+def test_a_remote_folder_is_left_alone(untouched, tmp_path):
+    untouched.chdir(tmp_path)
+    jax.config.update("jax_compilation_cache_dir", "gs://bucket/programs")
+    assert programs.keep_programs() is None
+    assert not any(tmp_path.iterdir())
+
+
+@pytest.mark.skipif(not hasattr(os, "geteuid"), reason="folders have no owner here")
+@pytest.mark.parametrize("place", [".", "whole"])
+@pytest.mark.parametrize(("mode", "owner"), [(0o770, 0), (0o707, 0), (0o700, 1)])
+def test_folders_that_others_may_write_to_are_refused(untouched, tmp_path, place, mode, owner):
+    """Whoever can write there could run code in this process."""
+    untouched.setenv("XDG_CACHE_HOME", str(tmp_path))
+    programs.keep_programs()
+    folder = next((tmp_path / "opvi" / "programs").iterdir())
+    (folder / place).chmod(mode)
+    about, me = (folder / place).stat(), os.geteuid()
+    untouched.setattr(programs, "_folder", None)
+    untouched.setattr(os, "geteuid", lambda: me + owner)
+    assert about.st_mode & 0o777 == mode
+    jax.config.update("jax_compilation_cache_dir", None)
     untouched.setattr(programs, "_asked", False)
-    assert programs.keep_programs() is None  # JAX has a folder by now
+    assert programs.keep_programs() is None  # without a word: nobody named it
+    untouched.setattr(programs, "_asked", False)
+    untouched.setenv("OPVI_PROGRAMS", str(folder))
+    with pytest.warns(RuntimeWarning, match=f"OPVI_PROGRAMS is '{folder}'.*run code as you.*chmod go-w"):
+        assert programs.keep_programs() is None
+    assert programs.keep_programs() is None  # said once
+    assert jax.config.values["jax_compilation_cache_dir"] is None
+
+
+def test_without_a_home_nothing_is_kept(untouched):
+    def homeless():
+        raise RuntimeError("Could not determine home directory.")
+
+    untouched.delenv("XDG_CACHE_HOME", raising=False)
+    untouched.setattr(programs.Path, "home", homeless)
+    assert programs.keep_programs() is None
+    untouched.setattr(programs, "_asked", False)
+    untouched.setenv("OPVI_PROGRAMS", "~no-such-user/programs")
+    assert programs.keep_programs() is None
+
+
+def test_a_relative_cache_folder_is_ignored(untouched, tmp_path):
+    """As the specification of XDG_CACHE_HOME says."""
+    untouched.setenv("XDG_CACHE_HOME", "cache")
+    untouched.setattr(programs.Path, "home", lambda: tmp_path)
+    assert programs._user_cache().is_relative_to(tmp_path)
+
+
+def test_folders_of_other_versions_are_removed_once_unused(untouched, tmp_path):
+    untouched.setenv("XDG_CACHE_HOME", str(tmp_path))
+    ours = tmp_path / "opvi" / "programs"
+    old, used, other = ours / "jax-0.9.0-0123456789ab", ours / "jax-0.9.1-0123456789ab", ours / "jax-notes"
+    for folder in (old, used, other):
+        (folder / "whole").mkdir(parents=True)
+        (folder / "whole" / "program").write_bytes(b"")
+        for path in (folder / "whole" / "program", folder / "whole", folder):
+            os.utime(path, (0, 0))
+    os.utime(used / "whole" / "program")  # as each process does that reads it
+    folder = programs.keep_programs()
+    assert set(ours.iterdir()) == {folder, used, other}
+    jax.config.update("jax_compilation_cache_dir", None)
+    untouched.setattr(programs, "_asked", False)
+    os.utime(used / "whole" / "program", (0, 0))
+    programs.keep_programs()
+    assert used.exists()  # looked at only when a folder is made
 
 
 def test_half_a_program_is_swept_away_and_a_file_in_the_way_is_no_error(untouched, tmp_path):
@@ -114,137 +140,11 @@ def test_half_a_program_is_swept_away_and_a_file_in_the_way_is_no_error(untouche
     (tmp_path / "b-atime").write_bytes(bytes(8))
     untouched.setenv("OPVI_PROGRAMS", str(tmp_path))
     assert programs.keep_programs() == tmp_path
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["b-atime", "b-cache"]
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["b-atime", "b-cache", "whole"]
     jax.config.update("jax_compilation_cache_dir", None)
     untouched.setattr(programs, "_asked", False)
     untouched.setenv("OPVI_PROGRAMS", str(tmp_path / "b-cache" / "below"))
     assert programs.keep_programs() is None
-
-
-def test_a_program_is_found_by_everything_that_it_depends_on(untouched, tmp_path):
-    sampler, key = opvi.regressor(2, hidden=(4,), particles=3), jax.random.key(0)
-    assert kept.place(begun, (sampler,), (key,)) is None  # no programs are kept
-    untouched.setenv("OPVI_PROGRAMS", str(tmp_path))
-    programs.keep_programs()
-    place = kept.place(begun, (sampler,), (key,))
-    assert kept.place(begun, (opvi.regressor(2, hidden=(4,), particles=3),), (key,)) == place
-    others = [
-        kept.place(opvi.running._engine.answer, (sampler,), (key,)),
-        kept.place(begun, (opvi.regressor(2, hidden=(4,), particles=4),), (key,)),
-        kept.place(begun, (sampler,), (jax.random.split(key),)),
-        kept.place(begun, (sampler,), ((key,),)),
-    ]
-    with jax.default_matmul_precision("highest"):
-        others.append(kept.place(begun, (sampler,), (key,)))
-    untouched.setattr(kept, "_sources", lambda: "another version")
-    others.append(kept.place(begun, (sampler,), (key,)))
-    others.append(kept.place(begun, (sampler,), (key,), ({"xla_backend_optimization_level": 0}, None)))
-    untouched.setattr(kept, "machine", lambda: "another processor")
-    others.append(kept.place(begun, (sampler,), (key,)))
-    assert len({place, *others}) == 9
-    assert kept.place(begun, (lambda: 0,), (key,)) is None  # a function of the user
-    untouched.setattr(jax, "device_count", lambda: 2)
-    assert kept.place(begun, (sampler,), (key,)) is None
-
-
-def found_by_jax(scale, x):
-    """Return x, and tell JAX's listeners what they hear if a program is in JAX's own cache."""
-    jax.monitoring.record_event(kept.HIT)
-    return x * scale
-
-
-def not_found_by_jax(scale, x):
-    """Return x."""
-    return x * scale
-
-
-@pytest.mark.parametrize(("function", "written"), [(found_by_jax, 0), (not_found_by_jax, 1)])
-def test_what_jax_has_read_from_its_own_cache_is_not_written_again(untouched, tmp_path, function, written):
-    """XLA would write it without its code, and the next process could not run it."""
-    untouched.setenv("OPVI_PROGRAMS", str(tmp_path))
-    untouched.setattr(kept, "WORTH_KEEPING", -1.0)
-    untouched.setattr(kept, "place", lambda *_: tmp_path / "whole" / "program")
-    programs.keep_programs()
-    for _ in range(2):  # the second one reads it
-        assert float(kept.Program(function, 1, None, None)(2.0, jax.numpy.ones(()))) == 2
-    assert len(list(tmp_path.glob("whole/*"))) == written
-
-
-def doubled(scale, x):
-    """Return x times 2."""
-    return scale * x
-
-
-def test_a_program_that_is_on_disk_is_let_go_once(untouched, tmp_path):
-    """Its memory is free until it is asked for again, and then it stays."""
-    untouched.setenv("OPVI_PROGRAMS", str(tmp_path))
-    untouched.setattr(kept, "WORTH_KEEPING", -1.0)
-    untouched.setattr(kept, "place", lambda function, settings, *_: tmp_path / "whole" / str(settings[0]))
-    programs.keep_programs()
-    program, x = kept.Program(doubled, 1, None, None), jax.numpy.ones(3)
-    program.let_go(2.0, x)  # nobody has asked for it
-    for held in (0, 1):
-        assert program(2.0, x).tolist() == [2, 2, 2]
-        found = weakref.ref(next(iter(program._found.values())))
-        assert found() is not None
-        program.let_go(2.0, jax.numpy.zeros(3))
-        assert program._cache_size() == held
-        gc.collect()
-        assert (found() is not None) == bool(held)
-    program(3.0, x)
-    (tmp_path / "whole" / "3.0").unlink()
-    program.let_go(3.0, x)  # it would have to be compiled again
-    assert program._cache_size() == 2
-
-
-def test_methods_of_our_own_classes_have_names(untouched, tmp_path):
-    untouched.setenv("OPVI_PROGRAMS", str(tmp_path))
-    programs.keep_programs()
-    ask = opvi.running._engine.answer
-    names = {kept.place(ask, (what,), ()) for what in (opvi.Predictive.mean, opvi.Predictive.probabilities)}
-    assert len(names) == 2
-    assert None not in names
-
-
-def test_programs_on_disk_are_bounded_and_whole(tmp_path, monkeypatch):
-    monkeypatch.setattr(kept, "MOST", 2)
-    for i, name in enumerate("abc"):
-        kept._write(tmp_path / "whole" / name, name.encode())
-        os.utime(tmp_path / "whole" / name, (i, i))
-    kept._write(tmp_path / "whole" / "d", b"d")
-    assert sorted(path.name for path in (tmp_path / "whole").iterdir()) == ["c", "d"]
-    assert kept._read(tmp_path / "whole" / "d") == b"d"
-    (tmp_path / "whole" / "d").write_bytes(bytes(32) + b"d")
-    assert kept._read(tmp_path / "whole" / "d") is None
-    assert kept._read(tmp_path / "whole" / "a") is None
-    monkeypatch.setattr(kept, "LARGEST", 100)  # bytes: three files of 33 fit, and one of 65 and one of 33
-    monkeypatch.setattr(kept, "MOST", 9)
-    kept._write(tmp_path / "whole" / "e", bytes(33))
-    assert len(list((tmp_path / "whole").iterdir())) == 2
-
-
-def test_nothing_is_collected_while_a_program_is_traced():
-    """Tracing makes a million objects that stay: to look for garbage among them takes a twentieth of a first answer."""
-
-    def function(fails):
-        seen.append(gc.isenabled())
-        if fails:
-            raise KeyError
-
-    seen: list[bool] = []
-    made = kept.Program(function, 1, None, None)
-    assert gc.isenabled()
-    made(0)
-    with pytest.raises(KeyError):
-        made(1)
-    assert seen == [False, False]
-    assert gc.isenabled()
-    gc.disable()
-    try:
-        made(False)
-        assert not gc.isenabled()
-    finally:
-        gc.enable()
 
 
 def test_memory_is_given_back_after_programs_that_took_long(monkeypatch):

@@ -39,6 +39,11 @@ SWITCHES = ("jax_default_matmul_precision", "jax_enable_x64", "jax_default_devic
 HIT = "/jax/compilation_cache/cache_hits"
 LATEST = "jax_persistent_cache_min_compile_time_secs"
 LINES = "jax_traceback_in_locations_limit"
+IDLE = (  # how names of settings begin that change no program; the devices are named apart
+    *("jax_compilation_cache_", "jax_persistent_cache_", "jax_enable_compilation_cache"),
+    *("jax_raise_persistent_cache_errors", "jax_explain_cache_misses", "jax_log_compiles", "jax_logging_level"),
+    *("jax_debug_log_modules", "jax_traceback_filtering", LINES, "jax_platforms", "jax_platform_name"),
+)
 
 Options = dict[str, int | bool | str]  # of the compiler
 
@@ -192,7 +197,8 @@ def place(
         device_of(leaves) is None,
         [(leaf.shape, str(leaf.dtype)) for leaf in leaves],
         how,
-        {name: str(getattr(jax.config, name, None)) for name in sorted(jax.config.values) if name != LATEST},
+        {name: str(getattr(jax.config, name, None)) for name in sorted(jax.config.values) if not name.startswith(IDLE)},
+        (jax.devices()[0].platform, jax.devices()[0].device_kind),
         machine(),
         _sources(),
     ]
@@ -250,9 +256,10 @@ def _loaded(path: Path, arrays: tuple[Tree, ...]) -> Any:
         return None
     from jax.experimental import serialize_executable
 
-    _lapack_found()
     try:
         told, _, program = zlib.decompress(kept).partition(b"\n")
+        if b"lapack" in program:  # its functions' names begin so; SciPy, which has them, takes a while to load
+            _lapack_found()
         if len(program) > LARGE:
             give_back()
         given, returned = jax.tree.structure((arrays, {})), from_plain(json.loads(told))
@@ -288,7 +295,7 @@ def _read(path: Path) -> bytes | None:
 
 
 def _write(path: Path, kept: bytes) -> None:
-    path.parent.mkdir(exist_ok=True)
+    path.parent.mkdir(0o700, exist_ok=True)
     handle, name = tempfile.mkstemp(dir=path.parent, prefix="new-")
     try:
         with os.fdopen(handle, "wb") as file:

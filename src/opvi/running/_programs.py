@@ -3,7 +3,12 @@
 import hashlib
 import os
 import platform
+import re
+import shutil
 import sys
+import time
+import warnings
+from contextlib import suppress
 from functools import cache
 from pathlib import Path
 
@@ -12,49 +17,92 @@ import jax.monitoring
 
 from opvi._cpu import give_back
 
-SWITCH = "OPVI_PROGRAMS"  # "off", or the folder
+SWITCH = "OPVI_PROGRAMS"  # the folder, or one of OFF
+OFF = ("off", "0", "no", "false", "none")
 LARGEST = 1 << 28  # bytes that JAX's own files may take, and those of `_kept`; the programs used longest ago make room
 WORTH_KEEPING = 0.2  # seconds that a program took to compile
+OURS = re.compile(r"jax-[^-]+-[0-9a-f]{12}")  # what `machine` returns
+UNUSED = 60 * 86_400  # seconds, after which the programs of another JAX version or processor are removed
 
 _asked = False
 _folder: Path | None = None
 
 
 def kept_in() -> Path | None:
-    """Return the folder that `keep_programs` chose, None if it chose none or JAX has been given another since."""
-    if _folder is None:
-        return None
+    """Return the folder that `keep_programs` chose; None if it chose none, or JAX's cache has been switched off."""
     # Not `config.values`, which looks up all settings at each call.
-    return _folder if getattr(jax.config, "jax_compilation_cache_dir", None) == str(_folder) else None
+    return _folder if getattr(jax.config, "jax_enable_compilation_cache", True) else None
 
 
 def keep_programs() -> Path | None:
-    """Let JAX keep compiled programs in the user's cache folder, and return the folder.
+    """Keep compiled programs on disk from now on, and return their folder; None if they are not kept.
 
-    JAX itself reads, writes, locks and bounds it. Nothing is changed, and the result is None, if JAX has a folder
-    already (`JAX_COMPILATION_CACHE_DIR`), if the variable OPVI_PROGRAMS is "off", if the folder cannot be written, or
-    if a GPU is used, whose own caches serve. Called by estimators, River models and the command line; the first call
-    decides.
+    The folder is that of the variable OPVI_PROGRAMS, else `opvi` inside the folder that JAX was given
+    (`JAX_COMPILATION_CACHE_DIR`), else one in the user's cache folder. `_kept` writes to `whole` inside it. Programs
+    that only JAX can keep lie beside that, and JAX itself reads, writes, locks and bounds them; if it was given a
+    folder, its settings stay as they are.
+
+    Nothing is kept if OPVI_PROGRAMS is "off", if JAX's cache is switched off (`JAX_ENABLE_COMPILATION_CACHE`), if JAX's
+    folder is remote, if the folder cannot be written, or if others may write to it. Called by estimators, River models
+    and the command line; the first call decides.
     """
     global _asked, _folder
     _tidy()
-    wanted = os.environ.get(SWITCH, "")
-    if _asked or wanted.lower() in ("off", "0", "no") or jax.config.values["jax_compilation_cache_dir"]:
+    wanted, given = os.environ.get(SWITCH, ""), jax.config.values["jax_compilation_cache_dir"]
+    if wanted.lower() in OFF or not jax.config.values["jax_enable_compilation_cache"]:
         return None
+    if _asked:
+        return kept_in()
     _asked = True
-    folder = Path(wanted).expanduser() if wanted else _user_cache() / "opvi" / "programs" / machine()
     try:
-        folder.mkdir(0o700, parents=True, exist_ok=True)  # it holds machine code, which others must not write
-        _swept(folder)
-    except OSError:
+        folder = _chosen(wanted, given)
+        if folder is None:
+            return None
+        new = not folder.exists()
+        if not (_private(folder) and _private(folder / "whole")):
+            if wanted:
+                warnings.warn(
+                    f"{SWITCH} is {wanted!r}, a folder that others own or may write to. They could run code as you, so "
+                    "programs are not kept there. Name a folder that does not exist yet, or allow nobody else to write "
+                    f"to this one and to `whole` inside it: `chmod go-w {folder} {folder / 'whole'}`.",
+                    RuntimeWarning,
+                    stacklevel=3,
+                )
+            return None
+        if not given:
+            _swept(folder)
+        if new and not wanted and not given:
+            _clear(folder.parent)
+    except (OSError, RuntimeError):  # RuntimeError: no home directory
         return None
     if not os.access(folder, os.W_OK | os.X_OK):
         return None
-    jax.config.update("jax_compilation_cache_max_size", LARGEST)
-    jax.config.update("jax_persistent_cache_min_compile_time_secs", WORTH_KEEPING)
-    jax.config.update("jax_compilation_cache_dir", str(folder))
+    if not given:
+        jax.config.update("jax_compilation_cache_max_size", LARGEST)
+        jax.config.update("jax_persistent_cache_min_compile_time_secs", WORTH_KEEPING)
+        jax.config.update("jax_compilation_cache_dir", str(folder))
     _folder = folder
     return folder
+
+
+def _chosen(wanted: str, given: str | None) -> Path | None:
+    """Return the folder for what the user wants and JAX was given; None if that is remote."""
+    if wanted:
+        return Path(wanted).expanduser().absolute()
+    if given and "://" in given:
+        return None
+    if given:
+        Path(given).mkdir(parents=True, exist_ok=True)  # as JAX would: others may read it
+        return Path(given).absolute() / "opvi"
+    return _user_cache() / "opvi" / "programs" / machine()
+
+
+def _private(folder: Path) -> bool:
+    """Make a folder, if need be, and return whether only this user may write to it: programs are machine code."""
+    for path in (*reversed(folder.parents), folder):
+        path.mkdir(0o700, exist_ok=True)
+    about = folder.stat()
+    return not hasattr(os, "geteuid") or (about.st_uid == os.geteuid() and not about.st_mode & 0o022)
 
 
 @cache
@@ -69,9 +117,9 @@ def _made(event: str, duration_secs: float, **_: object) -> None:
 
 
 def _user_cache() -> Path:
-    given = os.environ.get("XDG_CACHE_HOME", "")
-    if given:
-        return Path(given)
+    given = Path(os.environ.get("XDG_CACHE_HOME", ""))
+    if given.is_absolute():  # its specification says that others are ignored
+        return given
     if sys.platform == "win32":
         return Path(os.environ.get("LOCALAPPDATA") or Path.home() / "AppData" / "Local")
     return Path.home() / "Library" / "Caches" if sys.platform == "darwin" else Path.home() / ".cache"
@@ -95,3 +143,12 @@ def _swept(folder: Path) -> None:
         if not used.exists() or used.stat().st_size != 8 or not path.stat().st_size:
             path.unlink(missing_ok=True)
             used.unlink(missing_ok=True)
+
+
+def _clear(programs: Path) -> None:
+    """Remove our folders of other JAX versions and processors if no program there was used for a long time."""
+    for folder in programs.iterdir():
+        if OURS.fullmatch(folder.name):
+            with suppress(OSError):  # another process may remove it, too
+                if max(path.stat().st_mtime for path in (folder, *folder.rglob("*"))) < time.time() - UNUSED:
+                    shutil.rmtree(folder)
