@@ -4,14 +4,16 @@ Matrices are so small that BLAS uses one thread by itself.
 """
 
 from collections.abc import Callable, Hashable
+from functools import cache
 from typing import Any, Protocol
 
 import jax
 import numpy as np
 
-from opvi._cpu import inline
+from opvi._cpu import compiler_options, inline
 from opvi._forks import refuse_forked
-from opvi.running._engine import Engine, program
+from opvi.running._engine import Engine
+from opvi.running._kept import Program
 from opvi.running._packed import Layout, Packed, layout_of, on_host, opened, packed
 from opvi.running._rows import as_rows
 from opvi.types import Array, ArrayLike, Batch, Data, Info, Key, Tree
@@ -69,6 +71,12 @@ def said(
     return what(sampler.predict(_whole(sampler, layout, held, lasting), x), *static)
 
 
+@cache
+def program(function: Callable[..., Tree], settings: int, in_place: int | None = None) -> Program:
+    """Compile a function of one row, whose first arguments are settings; one argument may be overwritten."""
+    return Program(function, settings, compiler_options(False, small=True), in_place)
+
+
 class Single:
     """A sampler that learns one row per call. Unlike an `Engine`, it may not be asked while it learns.
 
@@ -113,7 +121,7 @@ class Single:
         kind = data[0].shape, data[0].dtype, data[1].dtype
         teach = self._found.get(kind)
         if teach is None:
-            made = program(taught, 2, False, None if self.sampler.shares else 3)
+            made = program(taught, 2, None if self.sampler.shares else 3)
             teach = self._found[kind] = made.ready(self.sampler, self.layout, *given)
         self.held, probability = teach(*given)
         self._seen = None
@@ -127,7 +135,7 @@ class Single:
             return self.engine().ask(x, what, *static)
         if what is self.sampler.answers:
             return np.asarray(self._look(x)[1])
-        found = program(said, 4, False)(self.sampler, self.layout, what, static, self.held, self._lasting, x)
+        found = program(said, 4)(self.sampler, self.layout, what, static, self.held, self._lasting, x)
         return jax.tree.map(np.asarray, found)
 
     def _look(self, x: np.ndarray) -> Tree:
@@ -136,7 +144,7 @@ class Single:
             given, kind = (self.held, self._lasting, x), (x.shape, x.dtype)
             look = self._found.get(kind)
             if look is None:
-                look = self._found[kind] = program(looked, 2, False).ready(self.sampler, self.layout, *given)
+                look = self._found[kind] = program(looked, 2).ready(self.sampler, self.layout, *given)
             self._seen = row, look(*given)
         return self._seen[1]
 
