@@ -167,6 +167,20 @@ MUTANTS = [
         "tests/test_cpu.py -k inline",
     ),
     Mutant(
+        "one CPU: programs of single rows call libraries for small products",
+        "src/opvi/running/_single.py",
+        "compiler_options(False, small=True)",
+        "compiler_options(False)",
+        "tests/test_cpu.py -k single_rows",
+    ),
+    Mutant(
+        "one CPU: small products are left to libraries",
+        "src/opvi/_cpu.py",
+        '"xla_cpu_experimental_ynn_fusion_type": "", ',
+        "",
+        "tests/test_cpu.py -k single_rows",
+    ),
+    Mutant(
         "seeds: JAX's offset of all of them is not heeded",
         "src/opvi/types.py",
         " and not said.get(SEED_OFFSET)",
@@ -645,15 +659,15 @@ MUTANTS = [
     Mutant(
         "rows in turn forget the rows before them",
         "src/opvi/filters/_kalman.py",
-        'AC = AC - jnp.einsum("nrs,nksd->nkrd", jnp.einsum("nkrd,nksd->nrs", A, Z), Z)',
+        "AC = AC - (A @ Z.mT) @ Z",
         "AC = AC + 0 * Z.sum()",
         "tests/filters/test_kalman.py",
     ),
     Mutant(
         "rows in turn forget how far the others moved",
         "src/opvi/filters/_kalman.py",
-        'slice_of(residual, p, 1) - jnp.einsum("nkrd,nkd->nr", A, move)',
-        "slice_of(residual, p, 1)",
+        "e - (A @ move[:, :, None])[:, :, 0]",
+        "e",
         "tests/filters/test_kalman.py",
     ),
     Mutant(
@@ -673,7 +687,7 @@ MUTANTS = [
     Mutant(
         "rows in turn are never looked at again",
         "src/opvi/filters/_kalman.py",
-        "covariance.when(renew & (moved | (p > 0)), lambda _: again(p, move), same(p, move))",
+        "look(lambda _: _joined(again(p, move.reshape(n, K, D))), same(p, move))",
         "same(p, move)",
         "tests/filters/test_kalman.py",
     ),
