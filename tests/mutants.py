@@ -139,6 +139,20 @@ MUTANTS = [
         "tests/tracking/test_process.py -k scikit",
     ),
     Mutant(
+        "programs: 60 rows one by one are worth one of their own",
+        "src/opvi/running/_engine.py",
+        "LONE_ROWS = 1000",
+        "LONE_ROWS = 50",
+        "tests/running/test_engine.py -k one_by_one",
+    ),
+    Mutant(
+        "programs: a question of 5,000 rows is worth an optimised one",
+        "src/opvi/running/_engine.py",
+        "MANY_ROWS = 32_768",
+        "MANY_ROWS = 4096",
+        "tests/running/test_engine.py -k one_by_one",
+    ),
+    Mutant(
         "row by row: a copy learns first rows again that it has learnt",
         "src/opvi/running/_row_by_row.py",
         "new = self.waiting[self.copied :]",
