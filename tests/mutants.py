@@ -153,6 +153,27 @@ MUTANTS = [
         "tests/running/test_engine.py -k one_by_one",
     ),
     Mutant(
+        "rows: their room starts anywhere, so that XLA copies it",
+        "src/opvi/running/_rows.py",
+        "% ALIGNED\n",
+        "% 1\n",
+        "tests/running/test_engine.py -k room",
+    ),
+    Mutant(
+        "rows: a question's last piece is padded with whatever was there",
+        "src/opvi/running/_rows.py",
+        "        room[len(a) : filled] = a[:1]\n",
+        "",
+        "tests/running/test_engine.py -k room",
+    ),
+    Mutant(
+        "programs: rows are learnt again from the room behind them",
+        "src/opvi/running/_engine.py",
+        "state = learn(self.sampler, self.key, state, chunk, np.int32(count))",
+        "state = learn(self.sampler, self.key, state, chunk, np.int32(len(chunk.weight)))",
+        "tests/running/test_engine.py -k room",
+    ),
+    Mutant(
         "row by row: a copy learns first rows again that it has learnt",
         "src/opvi/running/_row_by_row.py",
         "new = self.waiting[self.copied :]",

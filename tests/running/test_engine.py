@@ -12,7 +12,7 @@ import opvi
 from opvi.running import Engine
 from opvi.running import _engine as engine
 from opvi.running._plain import from_plain, plainly
-from opvi.running._rows import as_rows
+from opvi.running._rows import as_rows, with_room
 
 KEY = jax.random.key(0)
 ROWS = 20 * 20 + 7
@@ -294,6 +294,41 @@ def test_learning_again(learnt, rows):
     assert not same(fed.state.particles, learnt.state.particles)
     with pytest.raises(TypeError, match="no `relearn`"):
         Engine(opvi.langevin(opvi.linear_regression(3), step=1e-3), KEY).relearn(first(rows, 50))
+
+
+def test_no_program_reads_the_room_behind_its_rows(regressor, rows, monkeypatch):
+    """It is not written, because that would take as long as a small program runs."""
+
+    def spoilt(data, room, filled=0):
+        used = max(filled, len(jax.tree.leaves(data)[0]))
+        whole = jax.tree.map(np.array, with_room(data, room, filled))
+        for a in jax.tree.leaves(whole):
+            a[used:] = np.nan
+        return whole
+
+    def life():
+        fed = Engine(regressor, 0)
+        fed.feed(first(rows, 47), last=True)
+        fed.relearn(first(rows, 47))
+        said = [fed.ask(rows[0][:count], mean, alone=alone) for count in (1, 17, 1030) for alone in (True, False)]
+        return fed.state, said
+
+    clean = life()
+    monkeypatch.setattr(engine, "with_room", spoilt)
+    assert same(life(), clean)
+
+
+def test_rows_in_room_for_more_start_where_xla_takes_them_as_they_are():
+    held = []
+    for size in range(1, 40):
+        x, whole = np.full((3, size), float(size), np.float32), np.arange(3)
+        held.append(with_room((x, whole), 64, 16))
+        for a, given in zip(held[-1], (x, whole), strict=True):
+            assert (a.shape, a.dtype) == ((64, *given.shape[1:]), given.dtype)
+            assert a.__array_interface__["data"][0] % 64 == 0
+            np.testing.assert_array_equal(a[:3], given)
+            np.testing.assert_array_equal(a[3:16], np.repeat(given[:1], 13, 0))
+    assert with_room(x, 3) is x
 
 
 def test_an_engine_resumes_from_a_state(sampler, rows, whole):

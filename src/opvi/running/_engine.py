@@ -19,11 +19,11 @@ from opvi.running._kept import Program
 from opvi.running._learners import one_learner, without_mark
 from opvi.running._plain import from_plain, plainly
 from opvi.running._programs import keep_programs
-from opvi.running._rows import as_rows, cut, joined, padded, row_count, size_of, taken, weights
+from opvi.running._rows import as_rows, cut, joined, row_count, size_of, taken, weights, with_room
 from opvi.types import Array, ArrayLike, Batch, Data, Info, Key, Sampler, Seed, State, Tree, as_key
 
 CHUNK_BYTES = 1 << 24  # of batches held at once
-CHUNK_ROUNDS = 64  # at most; fewer are padded to as many, and the program stops before the padding
+CHUNK_ROUNDS = 64  # at most; fewer are in room for as many, and the program stops after them
 ASK_ROWS = 16  # asked about at once
 ASK_ROUNDS = 64
 MANY_ROWS = 32_768  # in a question that is worth an optimised program: it saves as much time as it takes to compile
@@ -287,10 +287,10 @@ class Engine:
         for start in range(0, rows, size * ASK_ROUNDS):
             chunk = taken(arrays, slice(start, start + size * ASK_ROUNDS))
             here = row_count(chunk)
-            stacked = jax.tree.map(
-                lambda a: a.reshape(ASK_ROUNDS, size, *a.shape[1:]), padded(chunk, size * ASK_ROUNDS)
-            )
-            given = state, stacked, np.int32(-(-here // size))
+            rounds = -(-here // size)
+            room = with_room(chunk, size * ASK_ROUNDS, size * rounds)
+            stacked = jax.tree.map(lambda a: a.reshape(ASK_ROUNDS, size, *a.shape[1:]), room)
+            given = state, stacked, np.int32(rounds)
             said = self._said(quick, alone or what in ALONE, what, static, *given)
             said = jax.tree.map(lambda a: np.asarray(a).reshape(-1, *a.shape[2:]), said)
             answers.append(taken(said, slice(here)))
@@ -383,4 +383,4 @@ def _chunks(batches: Batch) -> Iterator[tuple[Batch, int]]:
     room = 1 if alone == 1 and rounds == 1 else room  # one row at a time needs no room
     for start in range(0, rounds, room):
         chunk = taken(batches, slice(start, start + room))
-        yield padded(chunk, room), len(chunk.weight)
+        yield with_room(chunk, room), len(chunk.weight)
