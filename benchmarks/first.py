@@ -25,6 +25,7 @@ from benchmarks.measure import Result
 
 TURNS = {"empty": "nothing compiled yet", "again": "second process"}
 LIMITS = {"empty": 4.0, "again": 1.5}  # processor seconds until the first answer
+FIRST = "partial_fit(20)", "predict(20)"  # the steps up to the first answer
 COMMANDS = "opvi learn, opvi predict"
 ROWS, ASKED = 3000, 10  # of the table that the commands learn, and of the one they predict
 # River's streams: whole process with a buffer of 20 rows, and learning alone with a buffer of 1, everything loaded
@@ -84,7 +85,18 @@ def measured(name: str) -> Iterator[tuple[str, dict[str, Any]]]:
 
 
 def first_answer(found: dict[str, Any]) -> float:
-    return sum(found["steps"][step]["seconds"] for step in ("partial_fit(20)", "predict(20)"))
+    return sum(found["steps"][step]["seconds"] for step in FIRST)
+
+
+def programs(found: dict[str, Any], *steps: str) -> dict[str, Any]:
+    """Return the programs that some steps compiled, or all of a life, with the seconds by the clock that each took."""
+    told = [
+        {"step": step, "program": program, "seconds": seconds}
+        for step, one in found["steps"].items()
+        if isinstance(one, dict) and (not steps or step in steps)
+        for program, seconds in one["programs"]
+    ]
+    return {"programs": told if steps else told[: found["steps"]["programs to learn and predict"]]}
 
 
 def of_estimator(name: str, turn: str, found: dict[str, Any]) -> Iterator[Result]:
@@ -92,16 +104,18 @@ def of_estimator(name: str, turn: str, found: dict[str, Any]) -> Iterator[Result
     size, steps = TURNS[turn], found["steps"]
     if turn == "empty":
         yield Result("import opvi", name, steps["import opvi"]["seconds"], "s", 0.8)
-    yield Result(f"first answer of the {name}", size, first_answer(found), "s", LIMITS[turn])
+    limit, extra = LIMITS[turn], programs(found, *FIRST)
+    yield Result(f"first answer of the {name}", size, first_answer(found), "s", limit, extra=extra)
     for step in ("partial_fit(5)", "predict(2000)") if turn == "again" else ():
         yield Result(f"{name}: then {step}", size, steps[step]["seconds"], "s", 0.3)
     if turn == "empty":
-        yield Result(f"{name}: programs of a life", size, steps["programs to learn and predict"], "programs", 4)
+        count, extra = steps["programs to learn and predict"], programs(found)
+        yield Result(f"{name}: programs of a life", size, count, "programs", 4, extra=extra)
     if turn == "again":
         ratio = steps[FIRST_ROWS]["seconds"] / steps[NEXT_ROWS]["seconds"]
         yield Result(f"{name}: 1,000 rows, the first by the next", "a new model", ratio, "times", 2.0)
-    limit = 600.0 if name == "regressor" else None
-    yield Result(f"the {name}'s process, peak memory", size, steps["peak MB"], "MB", limit)
+    memory = 600.0 if name == "regressor" else None
+    yield Result(f"the {name}'s process, peak memory", size, steps["peak MB"], "MB", memory)
 
 
 def of_stream(name: str, buffer: int, turn: str, found: dict[str, Any]) -> Iterator[Result]:
@@ -150,7 +164,7 @@ def main() -> None:
     parser.add_argument("--out", type=Path, default=Path("bench-output"), help="folder for first.json")
     parser.add_argument("--only", action="append", metavar="WORD", help="cases whose name holds a word")
     options = parser.parse_args()
-    report: dict[str, Any] = {"machine": machine("python -m benchmarks.first --out docs/results")}
+    report: dict[str, Any] = {"machine": machine("python -m benchmarks.first")}
     for name in (*CASES, COMMANDS):
         if options.only and not any(word in name for word in options.only):
             continue

@@ -13,6 +13,7 @@ from typing import Any
 
 STREAMS = ("ChickWeights", "Phishing", "ImageSegments")
 FIRST_ROWS, NEXT_ROWS = "a new model's first 1,000 rows", "its next 1,000 rows"  # all programs are loaded
+SINGLE = 60  # rows learnt one at a time
 
 
 class Watch:
@@ -44,6 +45,11 @@ def peak() -> int:
     return round(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024)
 
 
+def one_by_one(X: Any, y: Any, start: int) -> list[tuple[Any, Any]]:
+    """Return some rows as tables of one row each."""
+    return [(X[i : i + 1], y[i : i + 1]) for i in range(start, start + SINGLE)]
+
+
 def estimator(task: str, watch: Watch, **settings: Any) -> None:
     """The first calls of a scikit-learn estimator, then those of one with other settings."""
     watch("import opvi", lambda: __import__("opvi"))
@@ -56,7 +62,7 @@ def estimator(task: str, watch: Watch, **settings: Any) -> None:
     import opvi
 
     rng = np.random.default_rng(0)
-    X = rng.normal(size=(3000, 8))
+    X = rng.normal(size=(5000, 8))
     y = np.sin(X[:, 0]) + X[:, 1]
     y = y if task == "regressor" else y > 0
     made = opvi.OPVIRegressor if task == "regressor" else opvi.OPVIClassifier
@@ -71,8 +77,10 @@ def estimator(task: str, watch: Watch, **settings: Any) -> None:
     watch("partial_fit(1)", lambda: model.partial_fit(X[358:359], y[358:359]))
     watch("rows up to 1,000", lambda: model.partial_fit(X[359:1000], y[359:1000]))
     watch("1,000 rows more", lambda: model.partial_fit(X[1000:2000], y[1000:2000]))
+    watch(f"partial_fit(1), {SINGLE} times", lambda: [model.partial_fit(*row) for row in one_by_one(X, y, 2000)])
     watch("predict(20) again", lambda: model.predict(X[:20]))
     watch("predict(333)", lambda: model.predict(X[:333]))
+    watch("predict(5000)", lambda: model.predict(X))
     told = len(watch.programs)
     watch("another question", lambda: (model.predict_interval if task == "regressor" else model.decompose)(X[:20]))
     watch("a third", lambda: model.log_predictive_density(X[:20], y[:20]))

@@ -167,23 +167,30 @@ def programs():
     return np.array([sum(engine.program(*one, quick)._cache_size() for quick in both) for one in of])
 
 
-@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["regressor", "classifier"])
 @pytest.mark.usefixtures("retraced", "engines_own_programs")
-def test_ragged_calls_compile_few_times():
-    X, y = drawn(120)
-    model = opvi.OPVIRegressor(**{**REGRESSOR, "hidden": ()})
-    before = programs()
-    for rows in (1, 3, 4, 20, 21, 39):
+def test_ragged_calls_compile_few_times(kind, monkeypatch):
+    """For batches a quick program and an optimised one, and one for questions: rows given one by one add none."""
+    make, settings, data = {
+        "regressor": (opvi.OPVIRegressor, REGRESSOR, drawn),
+        "classifier": (opvi.OPVIClassifier, CLASSIFIER, labelled),
+    }[kind]
+    X, y = data(120)
+    X, y = np.tile(X, (42, 1)), np.tile(y, 42)
+    model, before = make(**{**settings, "hidden": ()}), programs()
+    for rows in (20, 3, 4):
         model.partial_fit(X[:rows], y[:rows])
         model.predict(X[:rows])
-    model.predict(np.tile(X, (20, 1)))  # 2,400 rows, in pieces
-    assert (programs() - before).tolist() == [1, 0, 1]  # for batches, and for questions
-    model.partial_fit(np.tile(X, (20, 1)), np.tile(y, 20))
-    model.predict(X)
-    assert (programs() - before).tolist() == [2, 0, 1]  # the first one optimised
-    model.predict(np.tile(X, (40, 1)))  # 4,800 rows
-    assert (programs() - before).tolist() == [2, 0, 2]  # both
-    assert model.n_rows_seen_ == int(model.state_.rows) == 88 + 2400
+    assert (programs() - before).tolist() == [1, 0, 1]
+    for rows in (20, 21, 39, *[1] * 60, 2400):
+        model.partial_fit(X[:rows], y[:rows])
+    for rows in (1, 20, 5000):
+        model.predict(X[:rows])
+    assert (programs() - before).tolist() == [2, 0, 1]
+    monkeypatch.setattr(engine, "MANY_ROWS", 5000)
+    model.predict(X[:5000])
+    assert (programs() - before).tolist() == [2, 0, 2]  # an optimised one for questions
+    assert model.n_rows_seen_ == int(model.state_.rows) == 27 + 80 + 60 + 2400
 
 
 def test_clones_share_their_programs(regression):

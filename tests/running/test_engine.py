@@ -11,9 +11,8 @@ import pytest
 import opvi
 from opvi.running import Engine
 from opvi.running import _engine as engine
-from opvi.running._engine import MANY_ROWS
 from opvi.running._plain import from_plain, plainly
-from opvi.running._rows import as_rows
+from opvi.running._rows import as_rows, with_room
 
 KEY = jax.random.key(0)
 ROWS = 20 * 20 + 7
@@ -109,6 +108,7 @@ def test_quick_rows_are_a_number(sampler, quick):
 @pytest.mark.parametrize("cuts", [(), (20, 60, 300), (90,)])
 def test_first_rows_are_learnt_by_programs_that_are_not_optimised(sampler, rows, whole, cuts, monkeypatch):
     used = []
+    monkeypatch.setattr(engine, "MANY_ROWS", len(rows[0]))
     watch(monkeypatch, lambda name, quick, given: used.append((name, quick, int(given[-1]))))
     fed = Engine(sampler, KEY, quick=85)  # up to and with the fifth round of 20 rows
     for start, stop in zip((0, *cuts), (*cuts, ROWS), strict=True):
@@ -116,7 +116,7 @@ def test_first_rows_are_learnt_by_programs_that_are_not_optimised(sampler, rows,
         fed = pickle.loads(pickle.dumps(fed))
         fed.ask(rows[0][:3], mean)
         assert used[-2:] == [("foreseen", True, 1), ("told", True, 1)]
-    fed.ask(np.tile(rows[0], (MANY_ROWS // ROWS + 1, 1)), mean)
+    fed.ask(rows[0], mean)
     assert {quick for name, quick, _ in used[-2:]} == {False}  # so many rows are worth an optimised program
     learnt = [(quick, count) for name, quick, count in used if name == "advanced"]
     assert sum(count for quick, count in learnt if quick) == 5
@@ -243,6 +243,20 @@ def test_few_programs_serve_calls_of_all_sizes(rows, monkeypatch):
     assert (asking._cache_size() - before[1], each._cache_size() - before[2]) == (1, 2)
 
 
+@pytest.mark.usefixtures("engines_own_programs")
+def test_sixty_rows_one_by_one_and_a_question_of_5000_need_no_program_of_their_own(sampler, rows, monkeypatch):
+    """The two that learn and the one that answers are enough, up to so many rows that others would save time."""
+    used = set()
+    watch(monkeypatch, lambda name, quick, given: used.add((name, quick, jax.tree.leaves(given[-2])[-1].shape)))
+    fed = Engine(sampler, KEY, quick=60)
+    for count in (20, 20, 20, *[1] * 60, 333):
+        fed.feed(first(rows, count), last=True)
+        fed.ask(rows[0][:count], mean, alone=True)
+    fed.ask(np.tile(rows[0], (3, 1))[:5000], mean, alone=True)
+    learning = [("advanced", quick, (engine.CHUNK_ROUNDS, 20)) for quick in (True, False)]
+    assert used == {*learning, ("answer", True, (engine.ASK_ROUNDS, engine.ASK_ROWS, 3))}
+
+
 def test_large_batches_are_learnt_in_small_chunks(sampler, rows, whole, monkeypatch):
     sizes = []
     watch(monkeypatch, lambda name, quick, given: sizes.append(len(given[-2].weight)))
@@ -280,6 +294,41 @@ def test_learning_again(learnt, rows):
     assert not same(fed.state.particles, learnt.state.particles)
     with pytest.raises(TypeError, match="no `relearn`"):
         Engine(opvi.langevin(opvi.linear_regression(3), step=1e-3), KEY).relearn(first(rows, 50))
+
+
+def test_no_program_reads_the_room_behind_its_rows(regressor, rows, monkeypatch):
+    """It is not written, because that would take as long as a small program runs."""
+
+    def spoilt(data, room, filled=0):
+        used = max(filled, len(jax.tree.leaves(data)[0]))
+        whole = jax.tree.map(np.array, with_room(data, room, filled))
+        for a in jax.tree.leaves(whole):
+            a[used:] = np.nan
+        return whole
+
+    def life():
+        fed = Engine(regressor, 0)
+        fed.feed(first(rows, 47), last=True)
+        fed.relearn(first(rows, 47))
+        said = [fed.ask(rows[0][:count], mean, alone=alone) for count in (1, 17, 1030) for alone in (True, False)]
+        return fed.state, said
+
+    clean = life()
+    monkeypatch.setattr(engine, "with_room", spoilt)
+    assert same(life(), clean)
+
+
+def test_rows_in_room_for_more_start_where_xla_takes_them_as_they_are():
+    held = []
+    for size in range(1, 40):
+        x, whole = np.full((3, size), float(size), np.float32), np.arange(3)
+        held.append(with_room((x, whole), 64, 16))
+        for a, given in zip(held[-1], (x, whole), strict=True):
+            assert (a.shape, a.dtype) == ((64, *given.shape[1:]), given.dtype)
+            assert a.__array_interface__["data"][0] % 64 == 0
+            np.testing.assert_array_equal(a[:3], given)
+            np.testing.assert_array_equal(a[3:16], np.repeat(given[:1], 13, 0))
+    assert with_room(x, 3) is x
 
 
 def test_an_engine_resumes_from_a_state(sampler, rows, whole):

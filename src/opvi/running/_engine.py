@@ -19,15 +19,15 @@ from opvi.running._kept import Program
 from opvi.running._learners import one_learner, without_mark
 from opvi.running._plain import from_plain, plainly
 from opvi.running._programs import keep_programs
-from opvi.running._rows import as_rows, cut, joined, padded, row_count, size_of, taken, weights
+from opvi.running._rows import as_rows, cut, joined, row_count, size_of, taken, weights, with_room
 from opvi.types import Array, ArrayLike, Batch, Data, Info, Key, Sampler, Seed, State, Tree, as_key
 
 CHUNK_BYTES = 1 << 24  # of batches held at once
-CHUNK_ROUNDS = 64  # at most; fewer are padded to as many, and the program stops before the padding
+CHUNK_ROUNDS = 64  # at most; fewer are in room for as many, and the program stops after them
 ASK_ROWS = 16  # asked about at once
 ASK_ROUNDS = 64
-MANY_ROWS = 4096  # in a question that is worth an optimised program
-LONE_ROWS = 50  # that are learnt as padded batches
+MANY_ROWS = 32_768  # in a question that is worth an optimised program: it saves as much time as it takes to compile
+LONE_ROWS = 1000  # that are learnt as padded batches, for the same reason
 LONG_ROUNDS = 16  # after which memory is given back: to ask for it again takes little beside them
 # Often the only question, which compiles sooner without what others need. So a life has four programs: the start, which
 # a given state does without; learning, first a quick program, which takes a third of the time to compile, and then an
@@ -154,7 +154,7 @@ class Engine:
         batch: rows learnt at once.
         state: where to resume; the sampler's usual start if omitted.
         quick: rows before the program that learns is optimised. Until then it compiles three times faster and runs a
-            quarter as fast, for those who want an answer after a few rows. Questions about fewer than 4,096 rows are
+            quarter as fast, for those who want an answer after a few rows. Questions about fewer than 32,768 rows are
             then answered by such programs, too.
         singly: whether most questions are about one row; then one row is not padded.
         in_place: overwrite the state while learning instead of copying it. Then no other thread may ask meanwhile,
@@ -209,7 +209,7 @@ class Engine:
             data: a pytree of arrays with one leading axis of rows, e.g. `(X, y)`.
             weight: how often each row counts; 1 if omitted.
             last: also learn the remainder, in a padded batch. Calls with one row each are padded too, until there
-                have been a few dozen: then a program for one row is worth compiling.
+                have been a thousand: then a program for one row is worth compiling.
         """
         new = self._rows(data, weight)
         rows = new if self.waiting is None else joined([self.waiting, new])
@@ -287,10 +287,10 @@ class Engine:
         for start in range(0, rows, size * ASK_ROUNDS):
             chunk = taken(arrays, slice(start, start + size * ASK_ROUNDS))
             here = row_count(chunk)
-            stacked = jax.tree.map(
-                lambda a: a.reshape(ASK_ROUNDS, size, *a.shape[1:]), padded(chunk, size * ASK_ROUNDS)
-            )
-            given = state, stacked, np.int32(-(-here // size))
+            rounds = -(-here // size)
+            room = with_room(chunk, size * ASK_ROUNDS, size * rounds)
+            stacked = jax.tree.map(lambda a: a.reshape(ASK_ROUNDS, size, *a.shape[1:]), room)
+            given = state, stacked, np.int32(rounds)
             said = self._said(quick, alone or what in ALONE, what, static, *given)
             said = jax.tree.map(lambda a: np.asarray(a).reshape(-1, *a.shape[2:]), said)
             answers.append(taken(said, slice(here)))
@@ -383,4 +383,4 @@ def _chunks(batches: Batch) -> Iterator[tuple[Batch, int]]:
     room = 1 if alone == 1 and rounds == 1 else room  # one row at a time needs no room
     for start in range(0, rounds, room):
         chunk = taken(batches, slice(start, start + room))
-        yield padded(chunk, room), len(chunk.weight)
+        yield with_room(chunk, room), len(chunk.weight)

@@ -10,6 +10,7 @@ import numpy as np
 from opvi.types import LARGEST_VALUE, ArrayLike, Batch, Data, Tree, shapes_of
 
 OnBad = Literal["raise", "skip"]
+ALIGNED = 64  # bytes
 
 
 def row_count(data: Data) -> int:
@@ -40,6 +41,27 @@ def padded(data: Data, rows: int) -> Data:
         return a if len(a) == rows else np.concatenate([a, np.repeat(a[:1], rows - len(a), 0)])
 
     return jax.tree.map(fill, data)
+
+
+def with_room(data: Data, rows: int, filled: int = 0) -> Data:
+    """Return the data at the start of this many rows, padded with copies of the first until so many are filled.
+
+    What the others hold is undefined: no program may use it. They cost nothing, however wide they are: they are neither
+    written nor copied, because XLA takes arrays as they are if they start at a multiple of 64 bytes.
+    """
+
+    def place(a: np.ndarray) -> np.ndarray:
+        if len(a) == rows:
+            return a
+        shape = (rows, *a.shape[1:])
+        held = np.empty(math.prod(shape) * a.itemsize + ALIGNED, np.uint8)
+        start = -held.__array_interface__["data"][0] % ALIGNED
+        room = np.ndarray(shape, a.dtype, held, start)
+        room[: len(a)] = a
+        room[len(a) : filled] = a[:1]
+        return room
+
+    return jax.tree.map(place, data)
 
 
 def weights(weight: ArrayLike | None, rows: int) -> np.ndarray:
