@@ -3,6 +3,7 @@ import pytest
 
 import opvi
 from opvi.scale import Keyed
+from opvi.scale.fleet import _workers
 from opvi.scale.fleet._workers import FEW, MANY, MORE, few_for, room_in_turns
 
 SIZES = (2, 16, 17, 64, 65, 128, 129, 200, 1100)  # of calls
@@ -67,6 +68,16 @@ def test_a_thread_s_share_decides_which_program_learns():
             keyed.start(np.arange(models)), np.resize(np.arange(models), max(128, models)), rows_of(max(128, models))
         )
         assert rooms(keyed, "many") == [(room, room)]
+
+
+def test_there_is_room_for_as_few_batches_as_models(monkeypatch):
+    monkeypatch.setattr(_workers, "LEARNT_BYTES", 2000)  # much less of it for a batch than for a model
+    keyed = keyed_of(1)
+    for count in (2, 50, 65):
+        keyed.learn(keyed.start(np.arange(count)), np.arange(count), rows_of(count))
+    few, many = rooms(keyed, "many")
+    assert FEW < few[0] == few[1] < 50
+    assert many == (MANY, MANY)
 
 
 def test_large_models_go_a_few_at_a_time():
