@@ -21,6 +21,7 @@ TARGET_COST = 5.0  # µs per row: 200,000 rows per second
 WIDE = ("SVGD", "OPVI", "Langevin")  # the others factorise matrices: one lane and one core at a time
 SECONDS = 6.0  # for each line
 ROUNDS = 5000  # filled by calls of one row, in each measurement
+CALLS = {1: 200, 17: 50, 100: 20, MODELS: 1}  # of so many rows, in each measurement
 LINEAR = opvi.linear_regression(FEATURES)
 SAMPLERS: dict[str, tuple[Any, Any]] = {
     "SVGD": (opvi.svgd(LINEAR, step=0.01), PARTICLES),
@@ -186,6 +187,36 @@ def one_row() -> Iterator[Result]:
             yield Result("one row a call", f"batch {batch_size}, {what}", value, "µs per row", None, two, extra)
 
 
+def some_rows() -> Iterator[Result]:
+    """Compare calls with a few rows, each of another model, to their share of a call with a row of every model."""
+    for name in ("OPVI", "Gauss–Newton"):
+        made, (ids, (X, y)) = fleet(name, batch_size=1), arrivals(name, MODELS, 1)
+        rows = {
+            count: [(ids[some], X[some], y[some]) for some in np.resize(np.arange(MODELS), (calls, count))]
+            for count, calls in CALLS.items()
+        }
+        made.learn(ids, (X, y))
+        done: dict[str, Callable[..., Any]] = {
+            "learn": lambda ids, X, y, made=made: made.learn(ids, (X, y)),
+            "predict": lambda ids, X, y, made=made: jax.block_until_ready(made.predict(ids, X)),
+        }
+        for what, call in done.items():
+            times: dict[int, list[float]] = {count: [] for count in CALLS}
+            for count in 16 * list(CALLS):
+                began = time.perf_counter()
+                for some in rows[count]:
+                    call(*some)
+                times[count].append(1e3 * (time.perf_counter() - began) / CALLS[count])
+            timings = {count: Timing(found[0], found[1:]) for count, found in times.items()}
+            bulk = 1e3 * timings[MODELS].median / MODELS
+            for count in list(CALLS)[:-1]:
+                value = 1e3 * timings[count].median / count
+                two = {"call": timings[count], "bulk": timings[MODELS]}
+                extra = {"bulk_us": bulk, "times_bulk": value / bulk}
+                rows_a_call = "1 row a call" if count == 1 else f"{count} rows a call"
+                yield Result(f"{name}, {what}", rows_a_call, value, "µs per row", None, two, extra)
+
+
 def table(results: list[dict[str, Any]]) -> str:
     """The samplers' lines, as the documentation shows them."""
     cells: dict[tuple[str, str], dict[str, str]] = {}
@@ -211,14 +242,14 @@ def table(results: list[dict[str, Any]]) -> str:
 def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.fleet", description=__doc__)
     parser.add_argument("--out", type=Path, default=Path("bench-output"), help="folder for fleet.json")
-    parser.add_argument("--only", nargs="*", help="some of: by_sampler by_size beside_a_loop one_row on_disk")
+    parser.add_argument("--only", nargs="*", help="some of: by_sampler by_size beside_a_loop one_row some_rows on_disk")
     parser.add_argument("--name", default="fleet", help="of the JSON file")
     given = parser.parse_args()
     folder = given.out
     folder.mkdir(parents=True, exist_ok=True)
     threadpool_limits(limits=1)  # several threads are slower for matrices this small
     about, done = machine("python -m benchmarks.fleet"), []
-    for source in (by_sampler, by_size, beside_a_loop, one_row, on_disk):
+    for source in (by_sampler, by_size, beside_a_loop, one_row, some_rows, on_disk):
         if given.only and source.__name__ not in given.only:
             continue
         for result in source():

@@ -17,7 +17,7 @@ from opvi.scale.fleet import _programs as programs
 from opvi.scale.fleet._alone import Alone, Fields
 from opvi.scale.fleet._ids import Id, Layout, as_arrays, checked_id, checked_ids, filled_up, hashed
 from opvi.scale.fleet._programs import Form
-from opvi.scale.fleet._workers import Workers, room_for
+from opvi.scale.fleet._workers import Workers, room_in_turns
 from opvi.tracking._neighbours import without_memory
 from opvi.types import Batch, Data, Info, Key, Sampler, Seed, Start, State, Tree, as_key
 
@@ -111,7 +111,7 @@ class Keyed:
         names = checked_ids(ids)
         records = np.zeros(len(names), self.dtype)
         records["fingerprint"] = self.fingerprint
-        words, room = hashed(names), room_for(len(names), self.dtype.itemsize)
+        words, room = hashed(names), room_in_turns(len(names), self.dtype.itemsize)
         for begin in range(0, len(names), room):
             some = words[begin : begin + room]
             given = *self._particles, self._key, padded(some, room), np.int32(len(some))
@@ -223,7 +223,7 @@ class Keyed:
         code = _checked_code(code, len(self.checked(records)), row_count(x))
         if not len(code):
             raise ValueError("there are no rows to predict; at least 1 is needed.")
-        room, parts = room_for(len(code), size_of(x) // len(code) + self.dtype.itemsize), []
+        room, parts = room_in_turns(len(code), size_of(x) // len(code) + self.dtype.itemsize), []
         for begin in range(0, len(code), room):
             distinct, at = np.unique(code[begin : begin + room], return_inverse=True)
             models = records["model"][distinct]

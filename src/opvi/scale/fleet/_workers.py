@@ -13,17 +13,32 @@ from opvi.scale.fleet import _programs as programs
 from opvi.scale.fleet._programs import Form
 from opvi.types import Batch, Key, Sampler, State, Tree
 
-FEW, MANY = 16, 1024  # models or batches in one call of a program: a call for one must not move a thousand
+# Models or batches in one call of a program, which moves as many however few there are. There are two programs of each
+# kind, because a third would have to be compiled, too.
+FEW, MORE, MANY = 16, 64, 1024
+ASKED_BYTES, LEARNT_BYTES = 1 << 17, 1 << 20  # up to which `MORE` take hardly longer to move than `FEW`
 CALL_BYTES = 1 << 24  # in one call of a program
+CALLS, REPEATED = 4, 128  # calls for few, and the items in them, up to which they are quicker than one call for many
 ACCELERATOR_LANES = 1024
 SMALL = 1 << 16  # bytes of a state, up to which a step does not keep all cores busy by itself
 
 Block = tuple[np.ndarray, Batch, np.int32]  # the models of each tile, their batches, and how many tiles there are
 
 
-def room_for(items: int, size: int) -> int:
-    """Return how many items of `size` bytes fit into one call, given their total number."""
-    return min(FEW if items <= FEW else MANY, max(1, CALL_BYTES // max(size, 1)))
+def few_for(size: int, space: int) -> int:
+    """Return how many items of `size` bytes go into a call for few, of `space` bytes where that is possible."""
+    return min(max(FEW, space // max(size, 1)), MORE)
+
+
+def room_for(size: int, most: int = MANY) -> int:
+    """Return how many items of `size` bytes fit into one call, at most this many."""
+    return min(most, max(1, CALL_BYTES // max(size, 1)))
+
+
+def room_in_turns(items: int, size: int) -> int:
+    """Return how many of these items of `size` bytes go into each of several calls, one after the other."""
+    few = few_for(size, ASKED_BYTES)
+    return room_for(size, few if items <= min(CALLS * few, REPEATED) else MANY)
 
 
 class Job(NamedTuple):
@@ -104,8 +119,11 @@ class Workers:
     def _jobs(self, words: np.ndarray, model: np.ndarray, batches: Batch) -> Iterator[Job]:
         """Split the work on models of these words into one part per thread."""
         lanes, models = self.lanes, len(words)
-        most = room_for(len(model), size_of(batches) // len(model))
-        room = max(lanes, room_for(len(model), words[0].nbytes))
+        sizes = size_of(batches) // len(model), words[0].nbytes
+        few = few_for(sum(sizes), LEARNT_BYTES)
+        share = -(-len(model) // min(self.threads, models))
+        most, room = (room_for(size, few if share <= few else MANY) for size in sizes)
+        room = max(lanes, room)
         tiles = -(-most // lanes)
         each = room if len(model) <= FEW else min(room, -(-models // self.threads))
         for first in range(0, models, each):
