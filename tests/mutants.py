@@ -736,15 +736,15 @@ MUTANTS = [
     Mutant(
         "empty blocks of a process are factored",
         "src/opvi/tracking/_process.py",
-        "jnp.minimum(filled, len(K)) + BLOCK - 1",
-        "len(K) + 0 * filled",
+        "jax.lax.cond(filled > len(W), ",
+        "jax.lax.cond(filled > -1, ",
         "tests/tracking/test_process.py -k block",
     ),
     Mutant(
         "a process leaves the last rows out",
         "src/opvi/tracking/_process.py",
-        "jnp.minimum(filled, len(K)) + BLOCK - 1",
-        "jnp.minimum(filled, len(K))",
+        "jax.lax.cond(filled > len(W), ",
+        "jax.lax.cond(filled >= len(W) + BLOCK, ",
         "tests/tracking/test_process.py -k block",
     ),
     Mutant(

@@ -314,17 +314,26 @@ def _rooted(K: Array, filled: Array) -> tuple[Array, Array]:
     $L L^\top = K_{bb} - A A^\top$. Blocks of which no row is `filled` are left out, and are 0.
     """
 
-    def add(block: Array, carry: tuple[Array, Array]) -> tuple[Array, Array]:
-        W, inverse = carry
-        at = block * BLOCK
-        rows = jax.lax.dynamic_slice_in_dim(K, at, BLOCK)
-        A = rows @ W.T
-        below = root_inverse(jax.lax.dynamic_slice_in_dim(rows, at, BLOCK, 1) - A @ A.T)
-        new = jax.lax.dynamic_update_slice_in_dim(-(below @ A) @ W, below, at, 1)
-        return jax.lax.dynamic_update_slice_in_dim(W, new, at, 0), inverse + new.T @ new
+    def extended(W: Array, inverse: Array) -> tuple[Array, Array]:
+        return (W, inverse) if len(W) == len(K) else jax.lax.cond(filled > len(W), with_block, with_none, W, inverse)
 
-    blocks = jax.lax.div(jnp.minimum(filled, len(K)) + BLOCK - 1, jnp.asarray(BLOCK, filled.dtype))
-    return jax.lax.fori_loop(0, blocks, add, (jnp.zeros_like(K), jnp.zeros_like(K)))
+    def with_block(W: Array, inverse: Array) -> tuple[Array, Array]:
+        before, here = slice(len(W)), slice(len(W), len(W) + BLOCK)
+        A = K[here, before] @ W.T
+        below = root_inverse(K[here, here] - A @ A.T)
+        new = jnp.concatenate([-(below @ A) @ W, below], 1)
+        return extended(jnp.concatenate([jnp.pad(W, ((0, 0), (0, BLOCK))), new]), _wider(inverse, BLOCK) + new.T @ new)
+
+    def with_none(W: Array, inverse: Array) -> tuple[Array, Array]:
+        return _wider(W, len(K) - len(W)), _wider(inverse, len(K) - len(W))
+
+    none = jnp.zeros((0, 0), K.dtype)
+    return extended(none, none)
+
+
+def _wider(square: Array, more: int) -> Array:
+    """Return a square matrix with rows and columns of zeros after its own."""
+    return jnp.pad(square, (0, more))
 
 
 def _filled(rows: Array) -> Array:
