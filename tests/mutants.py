@@ -1007,6 +1007,27 @@ MUTANTS = [
         "tests/scale/test_workers.py",
     ),
     Mutant(
+        "a fleet's predictive has constant degrees of freedom",
+        "src/opvi/scale/fleet/_programs.py",
+        "components._replace(dof=jax.device_put(components.dof))",
+        "components",
+        "tests/scale/test_fleet.py -k numpy_give",
+    ),
+    Mutant(
+        "a fleet's call of a new size compiles what converts its answer",
+        "src/opvi/scale/fleet/_programs.py",
+        "dof=jax.device_put(components.dof)",
+        "dof=jnp.asarray(components.dof)",
+        "tests/scale/test_fleet.py -k new_size",
+    ),
+    Mutant(
+        "draws from a predictive whose arrays are NumPy's take no traced key",
+        "src/opvi/predictive/_predictive.py",
+        "leaf = jnp.asarray(leaf)  # NumPy's",
+        "pass  # NumPy's",
+        "tests/scale/test_fleet.py -k numpy_give",
+    ),
+    Mutant(
         "a call for large models takes any memory",
         "src/opvi/scale/fleet/_workers.py",
         "return min(most, max(1, CALL_BYTES // max(size, 1)))",

@@ -12,6 +12,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from opvi.predictive import StudentT
 from opvi.running._engine import looped
 from opvi.types import Array, Batch, Key, Prediction, Sampler, Start, State, Tree
 
@@ -190,10 +191,14 @@ def tiles_of(model: np.ndarray, wave: np.ndarray, lanes: int, models: int) -> tu
 
 
 def by_row(out: Any) -> Any:
-    """Return predictives of one row each, stacked, as one predictive of all rows."""
-    components = jax.tree.map(lambda leaf: jnp.asarray(np.moveaxis(leaf, 0, 1)[:, :, 0]), out.components)
-    weights = (
-        None if out.log_weights is None else jnp.asarray(np.reshape(out.log_weights, (len(out.log_weights), -1)).T)
-    )
-    temperature = None if out.temperature is None else jnp.asarray(np.reshape(out.temperature, (-1, 1)))
+    """Return predictives of one row each, stacked, as one predictive of all rows, whose arrays are NumPy's.
+
+    JAX's functions take these as they are, with the same bits. To convert some would take as long as to predict a row,
+    and for every new number of rows JAX would compile a program that does it.
+    """
+    components = jax.tree.map(lambda leaf: leaf[:, :, 0].swapaxes(0, 1), out.components)
+    if isinstance(components, StudentT):
+        components = components._replace(dof=jax.device_put(components.dof))  # NumPy's would be constants
+    weights = None if out.log_weights is None else np.reshape(out.log_weights, (len(out.log_weights), -1)).T
+    temperature = None if out.temperature is None else np.reshape(out.temperature, (-1, 1))
     return type(out)(components, weights, temperature)
