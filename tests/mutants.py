@@ -1008,16 +1008,16 @@ MUTANTS = [
     ),
     Mutant(
         "a fleet's predictive has constant degrees of freedom",
-        "src/opvi/scale/fleet/_programs.py",
-        "components._replace(dof=jax.device_put(components.dof))",
-        "components",
+        "src/opvi/predictive/_distributions.py",
+        " and not isinstance(self.mean, np.ndarray)",
+        "",
         "tests/scale/test_fleet.py -k numpy_give",
     ),
     Mutant(
         "a fleet's call of a new size compiles what converts its answer",
         "src/opvi/scale/fleet/_programs.py",
-        "dof=jax.device_put(components.dof)",
-        "dof=jnp.asarray(components.dof)",
+        "leaf[:, :, 0].swapaxes(0, 1)",
+        "jnp.asarray(leaf[:, :, 0].swapaxes(0, 1))",
         "tests/scale/test_fleet.py -k new_size",
     ),
     Mutant(

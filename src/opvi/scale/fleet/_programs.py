@@ -12,7 +12,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from opvi.predictive import StudentT
 from opvi.running._engine import looped
 from opvi.types import Array, Batch, Key, Prediction, Sampler, Start, State, Tree
 
@@ -197,8 +196,6 @@ def by_row(out: Any) -> Any:
     and for every new number of rows JAX would compile a program that does it.
     """
     components = jax.tree.map(lambda leaf: leaf[:, :, 0].swapaxes(0, 1), out.components)
-    if isinstance(components, StudentT):
-        components = components._replace(dof=jax.device_put(components.dof))  # NumPy's would be constants
     weights = None if out.log_weights is None else np.reshape(out.log_weights, (len(out.log_weights), -1)).T
     temperature = None if out.temperature is None else np.reshape(out.temperature, (-1, 1))
     return type(out)(components, weights, temperature)
