@@ -1028,6 +1028,13 @@ MUTANTS = [
         "tests/scale/test_fleet.py -k numpy_give",
     ),
     Mutant(
+        "another thread predicts a fleet's few rows",
+        "src/opvi/scale/fleet/_workers.py",
+        "given = inline(arguments) if here else arguments",
+        "given = arguments",
+        "tests/scale/test_workers.py",
+    ),
+    Mutant(
         "a call for large models takes any memory",
         "src/opvi/scale/fleet/_workers.py",
         "return min(most, max(1, CALL_BYTES // max(size, 1)))",

@@ -1,7 +1,9 @@
+import jax
 import numpy as np
 import pytest
 
 import opvi
+from opvi._cpu import inline_device
 from opvi.scale import Keyed
 from opvi.scale.fleet import _workers
 from opvi.scale.fleet._workers import FEW, MANY, MORE, few_for, room_in_turns
@@ -59,6 +61,15 @@ def test_seventeen_rows_or_batches_are_not_padded_to_a_thousand(lanes):
     assert rooms(keyed, "answer") == [(MORE, MORE)]
     assert keyed.states(one).rows.tolist() == [17, 0]
     assert keyed.states(both).rows.tolist() == [9, 8]
+
+
+def test_few_rows_are_predicted_in_the_calling_thread():
+    keyed = keyed_of(1)
+    keyed.predict(keyed.start([0]), [0], rows_of(1)[0])
+    keyed.predict(keyed.start([0]), [0] * 1100, rows_of(1100)[0])
+    programs = [program for (name, *_), program in keyed._workers._compiled.items() if name == "answer"]
+    devices = [jax.tree.leaves(program.input_shardings)[0].device_set for program in programs]
+    assert devices == [{inline_device()}, set(jax.devices())]
 
 
 def test_a_thread_s_share_decides_which_program_learns():
