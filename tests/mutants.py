@@ -1028,10 +1028,17 @@ MUTANTS = [
         "tests/scale/test_fleet.py -k numpy_give",
     ),
     Mutant(
-        "another thread predicts a fleet's few rows",
+        "another thread computes a fleet's few rows",
         "src/opvi/scale/fleet/_workers.py",
         "given = inline(arguments) if here else arguments",
         "given = arguments",
+        "tests/scale/test_workers.py",
+    ),
+    Mutant(
+        "two threads share work that one does as quickly",
+        "src/opvi/scale/fleet/_workers.py",
+        "each = room if len(model) <= few else",
+        "each = room if len(model) <= FEW else",
         "tests/scale/test_workers.py",
     ),
     Mutant(

@@ -97,7 +97,9 @@ class Workers:
             batches: leaves `[batches, rows, ...]`.
         """
         jobs = list(self._jobs(words, model, batches))
-        program = self._program("many", programs.advance, jobs[0].words, *jobs[0].blocks[0])
+        given = jobs[0].words, *jobs[0].blocks[0]
+        here = max(len(given[0]), len(given[1])) <= MORE and words[0].nbytes <= SMALL
+        program = self._program("many", programs.advance, *given, here=here)
         run = partial(_run, program, jax.dtypes.canonicalize_dtype(np.float64) == np.float64)
         parts: list[np.ndarray] = []
         out = None
@@ -127,7 +129,7 @@ class Workers:
         most, room = (room_for(size, few if share <= few else MANY) for size in sizes)
         room = max(lanes, room)
         tiles = -(-most // lanes)
-        each = room if len(model) <= FEW else min(room, -(-models // self.threads))
+        each = room if len(model) <= few else min(room, -(-models // self.threads))
         for first in range(0, models, each):
             low, high = np.searchsorted(model, [first, first + each])
             here = model[low:high] - first
