@@ -1042,6 +1042,20 @@ MUTANTS = [
         "tests/scale/test_workers.py",
     ),
     Mutant(
+        "a fleet keeps no programs on disk",
+        "src/opvi/scale/fleet/_fleet.py",
+        "        keep_programs()\n",
+        "",
+        "tests/scale/test_fleet.py -m slow -k next_process",
+    ),
+    Mutant(
+        "a fleet's programs are not looked for on disk",
+        "src/opvi/scale/fleet/_programs.py",
+        "if place(jitted, settings, arguments) is None:",
+        "if True:",
+        "tests/scale/test_fleet.py -m slow -k next_process",
+    ),
+    Mutant(
         "a call for large models takes any memory",
         "src/opvi/scale/fleet/_workers.py",
         "return min(most, max(1, CALL_BYTES // max(size, 1)))",

@@ -696,6 +696,29 @@ def test_arrays_of_numpy_give_the_bits_of_jaxs_in_every_method(head):
         assert same_bits(question(said), question(plain))
 
 
+TWICE = """
+import jax, numpy as np, opvi
+compiled = []
+hear = lambda name, _, **of: compiled.append(of["fun_name"]) if name.endswith("backend_compile_duration") else None
+jax.monitoring.register_event_duration_secs_listener(hear)
+fleet = opvi.Fleet(opvi.gauss_newton(opvi.linear_regression(2)), 0, batch_size=1, particles=3)
+X = np.random.default_rng(0).normal(size=(2, 2))
+for rows in (1, 2):
+    fleet.learn([0, 1][:rows], (X[:rows], X[:rows, 0]))
+    said = fleet.predict([0], X[:1])
+names = {f"jit({name})" for name in ("advance", "advance_one_closed", "answer")}
+print(sorted(names & {*compiled}), fleet.state(0).particles.tolist(), said.components.mean.tolist())
+"""
+
+
+@pytest.mark.slow
+def test_the_next_process_finds_a_fleet_s_programs(tmp_path):
+    command, env = [sys.executable, "-c", TWICE], {**os.environ, "OPVI_PROGRAMS": str(tmp_path)}
+    first, second = (subprocess.run(command, env=env, capture_output=True, text=True, check=True) for _ in range(2))
+    assert first.stdout.startswith("['jit(advance)', 'jit(advance_one_closed)', 'jit(answer)']")
+    assert second.stdout == "[]" + first.stdout[first.stdout.index("]") + 1 :]
+
+
 def test_a_call_of_a_new_size_compiles_nothing():
     fleet = opvi.Fleet(opvi.regressor(2, hidden=(), particles=2), 0, batch_size=1)
     X, _ = rows_of(20)

@@ -156,7 +156,7 @@ class Workers:
         if shape not in self._compiled:
             static = (self.sampler, self.form, self.lanes) if name == "many" else (self.sampler, self.form)
             given = inline(arguments) if here else arguments
-            self._compiled[shape] = jitted.lower(*static, *given).compile()
+            self._compiled[shape] = programs.ready(jitted, static, given)
         return self._compiled[shape]
 
 
