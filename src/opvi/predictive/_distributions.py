@@ -5,7 +5,7 @@ with one more leading axis.
 """
 
 import math
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -70,7 +70,8 @@ class StudentT(NamedTuple):
         return jnp.where(self._normal(), normal, tails) - jnp.log(scale)
 
     def _normal(self) -> Array:
-        return np.isinf(self.dof) if self._constant() else jnp.isinf(self.dof)
+        ours: Any = np if self._constant() else jnp
+        return ours.isinf(self.dof)
 
     def _constant(self) -> bool:
         return isinstance(self.dof, np.ndarray) and not isinstance(self.mean, np.ndarray)

@@ -4,7 +4,7 @@ Programs are static in the sampler, so fleets of equal samplers share what is tr
 """
 
 import math
-from collections.abc import Callable, Hashable
+from collections.abc import Callable
 from functools import cache, partial
 from typing import Any, NamedTuple
 
@@ -89,7 +89,7 @@ def waits(sampler: Sampler, key: Key, state: State, batch: Batch) -> bool:
     return jax.default_backend() == "cpu" and any(call in text for call in WAITING)
 
 
-def ready(jitted: Any, settings: tuple[Hashable, ...], arguments: tuple[Tree, ...]) -> Callable[..., Any]:
+def ready(jitted: Any, settings: tuple[Any, ...], arguments: tuple[Tree, ...]) -> Callable[..., Any]:
     """Return the compiled program for arguments of these shapes: from disk, if it is or can be kept."""
     if place(jitted, settings, arguments) is None:
         return jitted.lower(*settings, *arguments).compile()
