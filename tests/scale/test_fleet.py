@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 import opvi
-from opvi.predictive import Categorical, Predictive
+from opvi.predictive import Bernoulli, Categorical, Classes, NegativeBinomial, Normal, Poisson, Predictive, StudentT
 from opvi.running import CheckpointError
 from opvi.running._saving import LockedError
 from opvi.scale.fleet import Keyed, _alone
@@ -664,6 +664,75 @@ def test_weights_and_temperatures_go_with_their_rows():
     each = [Predictive(*map(jnp.asarray, one)) for one in zip(logits, weights, heat, strict=True)]
     expected = [p._replace(components=Categorical(p.components)).probabilities() for p in each]
     np.testing.assert_allclose(said.probabilities(), np.concatenate(expected), rtol=1e-5)
+
+
+def rows_in_turn(*shape):
+    """Return numbers of one sign, `[rows, particles, 1, ...]`."""
+    return np.random.default_rng(0).gamma(2.0, size=(3, 4, 1, *shape)).astype(np.float32)
+
+
+HEADS = {
+    Normal: (rows_in_turn(), rows_in_turn()),
+    StudentT: (rows_in_turn(), 1 + rows_in_turn(), 2.5 + np.float32(rows_in_turn() > 1), rows_in_turn() / 9),
+    Poisson: (rows_in_turn(),),
+    NegativeBinomial: (rows_in_turn(), rows_in_turn()),
+    Bernoulli: (rows_in_turn(),),
+    Categorical: (rows_in_turn(2),),
+}
+
+
+@pytest.mark.parametrize("head", HEADS)
+def test_arrays_of_numpy_give_the_bits_of_jaxs_in_every_method(head):
+    weights = np.full((3, 4, 1), np.log(0.25), np.float32)
+    said = programs.by_row(Predictive(head(*HEADS[head]), weights))
+    assert {type(leaf) for leaf in jax.tree.leaves(said)} == {np.ndarray}
+    plain, keys = jax.tree.map(jnp.asarray, said), jax.random.split(jax.random.key(0), 3)
+    ask = [lambda p: p.log_density(np.ones(3, np.float32)), lambda p: jax.vmap(lambda key: p.sample(key, 2))(keys)]
+    if isinstance(said.components, Classes):
+        ask += [Predictive.probabilities, Predictive.classes, Predictive.uncertainty]
+    else:
+        ask += [Predictive.mean, Predictive.sd, Predictive.uncertainty, lambda p: p.cdf(np.ones(3, np.float32))]
+    for question in ask:
+        assert same_bits(question(said), question(plain))
+
+
+TWICE = """
+import jax, numpy as np, opvi
+compiled = []
+hear = lambda name, _, **of: compiled.append(of["fun_name"]) if name.endswith("backend_compile_duration") else None
+jax.monitoring.register_event_duration_secs_listener(hear)
+fleet = opvi.Fleet(opvi.gauss_newton(opvi.linear_regression(2)), 0, batch_size=1, particles=3)
+X = np.random.default_rng(0).normal(size=(2, 2))
+for rows in (1, 2):
+    fleet.learn([0, 1][:rows], (X[:rows], X[:rows, 0]))
+    said = fleet.predict([0], X[:1])
+names = {f"jit({name})" for name in ("advance", "advance_one_closed", "answer")}
+print(sorted(names & {*compiled}), fleet.state(0).particles.tolist(), said.components.mean.tolist())
+"""
+
+
+@pytest.mark.slow
+def test_the_next_process_finds_a_fleet_s_programs(tmp_path):
+    command, env = [sys.executable, "-c", TWICE], {**os.environ, "OPVI_PROGRAMS": str(tmp_path)}
+    first, second = (subprocess.run(command, env=env, capture_output=True, text=True, check=True) for _ in range(2))
+    assert first.stdout.startswith("['jit(advance)', 'jit(advance_one_closed)', 'jit(answer)']")
+    assert second.stdout == "[]" + first.stdout[first.stdout.index("]") + 1 :]
+
+
+def test_a_call_of_a_new_size_compiles_nothing():
+    fleet = opvi.Fleet(opvi.regressor(2, hidden=(), particles=2), 0, batch_size=1)
+    X, _ = rows_of(20)
+    fleet.predict([0] * 2, X[:2])
+    heard = []
+
+    def hear(name, *_, **__):
+        heard.append(name)
+
+    jax.monitoring.register_event_duration_secs_listener(hear)
+    for rows in (13, 14, 19):
+        fleet.predict([0] * rows, X[:rows])
+    jax.monitoring.unregister_event_duration_listener(hear)
+    assert not [name for name in heard if "compile" in name]
 
 
 def test_long_numbers_stay_long_in_every_thread():

@@ -1,10 +1,12 @@
+import jax
 import numpy as np
 import pytest
 
 import opvi
+from opvi._cpu import inline_device
 from opvi.scale import Keyed
 from opvi.scale.fleet import _workers
-from opvi.scale.fleet._workers import FEW, MANY, MORE, few_for, room_in_turns
+from opvi.scale.fleet._workers import FEW, MANY, MORE, Workers, few_for, room_in_turns
 
 SIZES = (2, 16, 17, 64, 65, 128, 129, 200, 1100)  # of calls
 LANGEVIN = opvi.langevin(opvi.linear_regression(2), step=0.01)
@@ -59,6 +61,27 @@ def test_seventeen_rows_or_batches_are_not_padded_to_a_thousand(lanes):
     assert rooms(keyed, "answer") == [(MORE, MORE)]
     assert keyed.states(one).rows.tolist() == [17, 0]
     assert keyed.states(both).rows.tolist() == [9, 8]
+
+
+def test_few_rows_are_computed_in_the_calling_thread():
+    keyed = keyed_of(2)
+    for count in (2, 1100):
+        records, codes, (X, y) = keyed.start(np.arange(count)), np.arange(count), rows_of(count)
+        keyed.predict(records, codes, X)
+        keyed.learn(records, codes, (X, y))
+    for kind in ("answer", "many"):
+        programs = [program for (name, *_), program in keyed._workers._compiled.items() if name == kind]
+        devices = [jax.tree.leaves(program.input_shardings)[0].device_set for program in programs]
+        assert devices == [{inline_device()}, set(jax.devices())]
+
+
+def test_one_thread_learns_what_it_learns_as_quickly_as_two(monkeypatch):
+    jobs = []
+    monkeypatch.setattr(Workers, "_in_threads", lambda _, run, given: jobs.append(len(given)) or map(run, given))
+    keyed = keyed_of(2)
+    for count in (2, MORE, MORE + 1):
+        keyed.learn(keyed.start(np.arange(count)), np.arange(count), rows_of(count))
+    assert jobs == [1, 1, 2]
 
 
 def test_a_thread_s_share_decides_which_program_learns():

@@ -5,7 +5,7 @@ with one more leading axis.
 """
 
 import math
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -52,12 +52,12 @@ class StudentT(NamedTuple):
 
     mean: Array
     variance: Array
-    dof: Array  # NumPy's if they are constants
+    dof: Array  # constants if they are NumPy's, and the mean is JAX's
     spread: Array  # the part of the variance that comes from not knowing the parameters
 
     def _standard(self, y: Array) -> tuple[Array, Array, Array]:
         """Return the residual over the scale, the scale, and degrees of freedom that are safe to compute with."""
-        ours = np if isinstance(self.dof, np.ndarray) else jnp  # of constants, constants
+        ours = np if self._constant() else jnp  # of constants, constants
         finite = ours.where(ours.isinf(self.dof), LARGEST_EVEN, self.dof).astype(self.dof.dtype)
         scale = jnp.sqrt(self.variance * ours.where(ours.isinf(self.dof), 1, (finite - 2) / finite))
         return (y - self.mean) / scale, scale, finite
@@ -70,7 +70,11 @@ class StudentT(NamedTuple):
         return jnp.where(self._normal(), normal, tails) - jnp.log(scale)
 
     def _normal(self) -> Array:
-        return np.isinf(self.dof) if isinstance(self.dof, np.ndarray) else jnp.isinf(self.dof)
+        ours: Any = np if self._constant() else jnp
+        return ours.isinf(self.dof)
+
+    def _constant(self) -> bool:
+        return isinstance(self.dof, np.ndarray) and not isinstance(self.mean, np.ndarray)
 
     def curvature(self, y: Array) -> tuple[Array, Array]:
         """Return the gradient `[B, 1]` of the log density in the mean, and a root `[B, 1, 1]` of its mean curvature."""

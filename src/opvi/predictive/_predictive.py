@@ -159,6 +159,7 @@ class Predictive(NamedTuple):
         index = jax.random.categorical(pick, weights, axis=0, shape=(draws, weights.shape[1]))
 
         def chosen(leaf: Array) -> Array:
+            leaf = jnp.asarray(leaf)  # NumPy's take no traced index
             return leaf[index[:, 0]] if index.shape[1] == 1 else leaf[index, jnp.arange(leaf.shape[1])[None]]
 
         return jax.tree.map(chosen, self.components).sample(noise)

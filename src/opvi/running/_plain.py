@@ -27,6 +27,8 @@ def plainly(value: Any) -> Any:
         return {"of": _name(type(value)), "fields": {name: plainly(one) for name, one in named}}
     elif isinstance(value, tuple | list):
         return {"tuple" if isinstance(value, tuple) else "list": [plainly(one) for one in value]}
+    elif isinstance(value, np.dtype):
+        return {"dtype": value.str}
     elif isinstance(value, PyTreeDef):
         return {"structure": plainly(jax.tree.unflatten(value, range(value.num_leaves)))}
     elif callable(value):
@@ -47,6 +49,8 @@ def from_plain(data: Any) -> Any:
         return _found(data["named"])
     if "dict" in data:
         return {name: from_plain(value) for name, value in data["dict"].items()}
+    if "dtype" in data:
+        return np.dtype(data["dtype"])
     if "structure" in data:
         return jax.tree.structure(from_plain(data["structure"]))
     return tuple(map(from_plain, data["tuple"])) if "tuple" in data else [from_plain(one) for one in data["list"]]

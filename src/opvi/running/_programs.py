@@ -43,8 +43,8 @@ def keep_programs() -> Path | None:
     folder, its settings stay as they are.
 
     Nothing is kept if OPVI_PROGRAMS is "off", if JAX's cache is switched off (`JAX_ENABLE_COMPILATION_CACHE`), if JAX's
-    folder is remote, if the folder cannot be written, or if others may write to it. Called by estimators, River models
-    and the command line; the first call decides.
+    folder is remote, if the folder cannot be written, or if others may write to it. Called by estimators, River models,
+    fleets and the command line; the first call decides.
     """
     global _asked, _folder
     _tidy()

@@ -17,7 +17,7 @@ import numpy as np
 from opvi._cpu import inline_device
 from opvi._forks import refuse_forked
 from opvi.scale.fleet._ids import Layout, sound
-from opvi.scale.fleet._programs import Form, after
+from opvi.scale.fleet._programs import Form, after, ready
 from opvi.types import LARGEST_VALUE, Array, Batch, Data, Info, Sampler, Tree
 
 WORD: np.dtype = np.dtype(np.uint32)
@@ -286,7 +286,6 @@ class Alone:
         self._info_names = (self._found.names or ())[1:]
         device = inline_device()
         self._inline = device is not None
-        sharding = jax.sharding.SingleDeviceSharding(device) if self._inline else None
-        given = jax.ShapeDtypeStruct(words.shape, words.dtype, sharding=sharding)
-        self._program = advance_one_closed.lower(*self._static, given).compile()
+        given = jax.device_put(words, device) if self._inline else words
+        self._program = ready(advance_one_closed, self._static, (given,))
         return self._program

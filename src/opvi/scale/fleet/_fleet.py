@@ -11,6 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from opvi.predictive import Predictive
+from opvi.running._programs import keep_programs
 from opvi.running._rows import OnBad, row_count, without_bad_rows
 from opvi.running._settings import difference, settings
 from opvi.scale.fleet._ids import Id, as_arrays, checked_id, checked_ids, coded, is_id, sound, without_keys
@@ -85,6 +86,7 @@ class Fleet:
             raise ValueError(f'`on_bad` is {on_bad!r}, but must be "raise" or "skip".')
         if forget_after is not None and not forget_after > 0:
             raise ValueError(f"`forget_after` is {forget_after!r}, but must be a number of seconds greater than 0.")
+        keep_programs()
         self.sampler, self.batch_size, self.on_bad = without_memory(sampler), int(batch_size), on_bad
         self.skipped = 0  # bad rows left out
         self.diverged = 0  # rounds whose update was not finite: those models stayed as they were

@@ -225,7 +225,8 @@ class Keyed:
             raise ValueError("there are no rows to predict; at least 1 is needed.")
         room, parts = room_in_turns(len(code), size_of(x) // len(code) + self.dtype.itemsize), []
         for begin in range(0, len(code), room):
-            distinct, at = np.unique(code[begin : begin + room], return_inverse=True)
+            here = code[begin : begin + room]
+            distinct, at = np.unique(here, return_inverse=True) if len(here) > 1 else (here, np.zeros(1))
             models = records["model"][distinct]
             some = models, at.astype(np.int32), taken(x, slice(begin, begin + room))
             parts.append(self._workers.answers(*some, room))

@@ -1,11 +1,11 @@
 """Starts, advances and queries many models by one compiled program each, as words of memory.
 
-Programs are static in the sampler, so fleets of equal samplers share them, and jit's cache is the only one.
+Programs are static in the sampler, so fleets of equal samplers share what is traced.
 """
 
 import math
 from collections.abc import Callable
-from functools import partial
+from functools import cache, partial
 from typing import Any, NamedTuple
 
 import jax
@@ -13,6 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from opvi.running._engine import looped
+from opvi.running._kept import Program, place
 from opvi.types import Array, Batch, Key, Prediction, Sampler, Start, State, Tree
 
 # Of what a program calls: such a call of jaxlib (seen in 0.10.2) hands parts of its work to XLA's threads and waits for
@@ -86,6 +87,18 @@ def waits(sampler: Sampler, key: Key, state: State, batch: Batch) -> bool:
     """Return whether two concurrent steps could deadlock on this machine; raise what the step raises about shapes."""
     text = _step.lower(sampler, key, state, batch).as_text()
     return jax.default_backend() == "cpu" and any(call in text for call in WAITING)
+
+
+def ready(jitted: Any, settings: tuple[Any, ...], arguments: tuple[Tree, ...]) -> Callable[..., Any]:
+    """Return the compiled program for arguments of these shapes: from disk, if it is or can be kept."""
+    if place(jitted, settings, arguments) is None:
+        return jitted.lower(*settings, *arguments).compile()
+    return _kept(jitted, len(settings)).ready(*settings, *arguments)
+
+
+@cache
+def _kept(jitted: Any, settings: int) -> Program:
+    return Program(jitted, settings, None, None)
 
 
 def folded(key: Key, words: Array) -> Key:
@@ -190,10 +203,12 @@ def tiles_of(model: np.ndarray, wave: np.ndarray, lanes: int, models: int) -> tu
 
 
 def by_row(out: Any) -> Any:
-    """Return predictives of one row each, stacked, as one predictive of all rows."""
-    components = jax.tree.map(lambda leaf: jnp.asarray(np.moveaxis(leaf, 0, 1)[:, :, 0]), out.components)
-    weights = (
-        None if out.log_weights is None else jnp.asarray(np.reshape(out.log_weights, (len(out.log_weights), -1)).T)
-    )
-    temperature = None if out.temperature is None else jnp.asarray(np.reshape(out.temperature, (-1, 1)))
+    """Return predictives of one row each, stacked, as one predictive of all rows, whose arrays are NumPy's.
+
+    JAX's functions take these as they are, with the same bits. To convert some would take as long as to predict a row,
+    and for every new number of rows JAX would compile a program that does it.
+    """
+    components = jax.tree.map(lambda leaf: leaf[:, :, 0].swapaxes(0, 1), out.components)
+    weights = None if out.log_weights is None else np.reshape(out.log_weights, (len(out.log_weights), -1)).T
+    temperature = None if out.temperature is None else np.reshape(out.temperature, (-1, 1))
     return type(out)(components, weights, temperature)

@@ -8,7 +8,8 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
-from opvi.running._rows import joined, padded, size_of, taken
+from opvi._cpu import inline
+from opvi.running._rows import joined, padded, size_of, taken, with_room
 from opvi.scale.fleet import _programs as programs
 from opvi.scale.fleet._programs import Form
 from opvi.types import Batch, Key, Sampler, State, Tree
@@ -82,9 +83,10 @@ class Workers:
 
     def answers(self, models: np.ndarray, at: np.ndarray, x: Tree, room: int) -> Tree:
         """Return what model `at[i]` predicts for row i: at most `room` models and rows."""
-        given = *padded((models, at, x), room), np.int32(len(at))
-        out = self._program("answer", programs.answer, *given)(*given)
-        return taken(jax.tree.map(np.asarray, out), slice(len(at)))
+        given = *with_room((models, at, x), room), np.int32(len(at))
+        here = room <= MORE and models.itemsize * models.shape[1] <= SMALL
+        out = self._program("answer", programs.answer, *given, here=here)(*given)
+        return jax.tree.map(lambda leaf: np.asarray(leaf)[: len(at)], out)
 
     def many(self, words: np.ndarray, model: np.ndarray, batches: Batch) -> tuple[np.ndarray, Tree]:
         """Return models after these batches, and the Info of each.
@@ -95,7 +97,9 @@ class Workers:
             batches: leaves `[batches, rows, ...]`.
         """
         jobs = list(self._jobs(words, model, batches))
-        program = self._program("many", programs.advance, jobs[0].words, *jobs[0].blocks[0])
+        given = jobs[0].words, *jobs[0].blocks[0]
+        here = max(len(given[0]), len(given[1])) <= MORE and words[0].nbytes <= SMALL
+        program = self._program("many", programs.advance, *given, here=here)
         run = partial(_run, program, jax.dtypes.canonicalize_dtype(np.float64) == np.float64)
         parts: list[np.ndarray] = []
         out = None
@@ -125,7 +129,7 @@ class Workers:
         most, room = (room_for(size, few if share <= few else MANY) for size in sizes)
         room = max(lanes, room)
         tiles = -(-most // lanes)
-        each = room if len(model) <= FEW else min(room, -(-models // self.threads))
+        each = room if len(model) <= few else min(room, -(-models // self.threads))
         for first in range(0, models, each):
             low, high = np.searchsorted(model, [first, first + each])
             here = model[low:high] - first
@@ -139,12 +143,20 @@ class Workers:
                 blocks.append((*block, np.int32(len(at[some]))))
             yield Job(min(each, models - first), real, items, padded(words[first : first + each], room), blocks)
 
-    def _program(self, name: str, jitted: Any, *arguments: Tree) -> Callable[..., Any]:
-        """Return the compiled program for these arguments; jit's own lookup takes longer than learning one row."""
+    def _program(self, name: str, jitted: Any, *arguments: Tree, here: bool = False) -> Callable[..., Any]:
+        """Return the compiled program for these arguments; jit's own lookup takes longer than learning one row.
+
+        Args:
+            name: that of the program.
+            jitted: the function.
+            arguments: those that are not settings.
+            here: whether it runs in the calling thread: another one takes longer to wake up than to predict a row.
+        """
         shape = name, *(leaf.shape for leaf in jax.tree.leaves(arguments))
         if shape not in self._compiled:
             static = (self.sampler, self.form, self.lanes) if name == "many" else (self.sampler, self.form)
-            self._compiled[shape] = jitted.lower(*static, *arguments).compile()
+            given = inline(arguments) if here else arguments
+            self._compiled[shape] = programs.ready(jitted, static, given)
         return self._compiled[shape]
 
 
