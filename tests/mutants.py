@@ -244,6 +244,20 @@ MUTANTS = [
         "tests/test_cpu.py -k single_rows",
     ),
     Mutant(
+        "quantiles: every question compiles its loop",
+        "src/opvi/predictive/_predictive.py",
+        "(_halved if inside else _compiled)",
+        "_halved",
+        "tests/predictive/test_predictive.py -k asked_again",
+    ),
+    Mutant(
+        "CRPS: every call compiles its loop",
+        "src/opvi/metrics.py",
+        "@jax.jit  # JAX would compile the loop anew for every call\n",
+        "",
+        "tests/predictive/test_predictive.py -k asked_again",
+    ),
+    Mutant(
         "seeds: JAX's offset of all of them is not heeded",
         "src/opvi/types.py",
         " and not said.get(SEED_OFFSET)",

@@ -82,15 +82,21 @@ def crps(predictive: Predictive, y: Array) -> Scalar:
     mean, variance = predictive.components
     weights = jnp.broadcast_to(jnp.exp(predictive.log_mixture_weights()), mean.shape)
 
+    return _crps_of_normals(weights, mean, variance, y.astype(mean.dtype))
+
+
+@jax.jit  # JAX would compile the loop anew for every call
+def _crps_of_normals(weights: Array, mean: Array, variance: Array, y: Array) -> Scalar:
     def absolute_moment(m: Array, s2: Array) -> Array:
         s = jnp.sqrt(s2)
         return 2 * s * norm.pdf(m / s) + m * (2 * norm.cdf(m / s) - 1)
 
-    def row(w: Array, mean: Array, variance: Array, y: Array) -> Array:  # one row at a time: n² memory, not n²·B
+    def row(given: tuple[Array, ...]) -> Array:  # one row at a time: n² memory, not n²·B
+        w, mean, variance, y = given
         spread = absolute_moment(mean[:, None] - mean[None, :], variance[:, None] + variance[None, :])
         return _dot(w, absolute_moment(y - mean, variance)) - _dot(w, _dot(spread, w)) / 2
 
-    return jax.lax.map(lambda a: row(*a), (weights.T, mean.T, variance.T, y.astype(mean.dtype))).mean()
+    return jax.lax.map(row, (weights.T, mean.T, variance.T, y)).mean()
 
 
 # --- samples ----------------------------------------------------------------------------------

@@ -52,6 +52,22 @@ def test_quantiles_are_the_mixtures_own():
     np.testing.assert_allclose(GAUSSIAN.cdf(high) - GAUSSIAN.cdf(low), 0.9, atol=1e-5)
 
 
+def test_questions_asked_again_compile_nothing():
+    compiled = []
+    hear = lambda name, _, **of: compiled.append(of) if name.endswith("backend_compile_duration") else None  # noqa: E731
+    y, other = jnp.zeros(3), GAUSSIAN._replace(components=opvi.Normal(MEAN + 1, VARIANCE))
+    asked = lambda said: (said.quantile([0.1, 0.5]), said.interval(0.5), opvi.metrics.crps(said, y))  # noqa: E731
+    asked(GAUSSIAN)
+    jax.monitoring.register_event_duration_secs_listener(hear)
+    try:
+        asked(other)
+        assert compiled == []
+        jax.jit(lambda: jnp.zeros(3) + len(compiled))()
+        assert len(compiled) == 1  # it hears
+    finally:
+        jax.monitoring.unregister_event_duration_listener(hear)
+
+
 def test_log_density_is_that_of_the_mixture():
     y = jnp.array([0.2, 2.0, -1.0])
     densities = [stats.norm.pdf(y, m, np.sqrt(v)) for m, v in zip(MEAN, VARIANCE, strict=True)]

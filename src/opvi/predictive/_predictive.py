@@ -116,13 +116,8 @@ class Predictive(NamedTuple):
         middle, sd = self.mean()[None], self.sd()[None]
         bracket = middle - sd * jnp.sqrt((1 - levels) / levels), middle + sd * jnp.sqrt(levels / (1 - levels))
 
-        def halve(_: int, bracket: tuple[Array, Array]) -> tuple[Array, Array]:
-            low, high = bracket
-            middle = (low + high) / 2
-            below = jax.vmap(self.cdf)(middle) < levels
-            return jnp.where(below, middle, low), jnp.where(below, high, middle)
-
-        low, high = jax.lax.fori_loop(0, QUANTILE_STEPS.get(mean.dtype.itemsize, 30), halve, bracket)
+        inside = any(isinstance(leaf, jax.core.Tracer) for leaf in jax.tree.leaves((self, q)))
+        low, high = (_halved if inside else _compiled)(self, levels, bracket)
         found = ((low + high) / 2).reshape(*q.shape, -1)
         return jnp.round(found) if isinstance(self.components, Poisson | NegativeBinomial) else found
 
@@ -163,6 +158,21 @@ class Predictive(NamedTuple):
             return leaf[index[:, 0]] if index.shape[1] == 1 else leaf[index, jnp.arange(leaf.shape[1])[None]]
 
         return jax.tree.map(chosen, self.components).sample(noise)
+
+
+def _halved(predictive: Predictive, levels: Array, bracket: tuple[Array, Array]) -> tuple[Array, Array]:
+    """Return brackets of the quantiles at these levels, `[Q, 1]`, halved until no digit is left."""
+
+    def halve(_: int, bracket: tuple[Array, Array]) -> tuple[Array, Array]:
+        low, high = bracket
+        middle = (low + high) / 2
+        below = jax.vmap(predictive.cdf)(middle) < levels
+        return jnp.where(below, middle, low), jnp.where(below, high, middle)
+
+    return jax.lax.fori_loop(0, QUANTILE_STEPS.get(levels.dtype.itemsize, 30), halve, bracket)
+
+
+_compiled = jax.jit(_halved)  # outside of compiled functions: JAX would compile the loop anew for every question
 
 
 def _entropy(log_p: Array) -> Array:
