@@ -258,6 +258,27 @@ MUTANTS = [
         "tests/predictive/test_predictive.py -k asked_again",
     ),
     Mutant(
+        "rows in turn: padding takes its time",
+        "src/opvi/filters/_kalman.py",
+        "rows // size if filled is None else",
+        "rows // size if size > 0 else",
+        "tests/filters/test_kalman.py -k padding",
+    ),
+    Mutant(
+        "rows in turn: the last few are left out",
+        "src/opvi/filters/_kalman.py",
+        "(filled + size - 1) // size",
+        "filled // size",
+        "tests/filters/test_kalman.py -k padding",
+    ),
+    Mutant(
+        "regressor: rows behind one without weight are left out",
+        "src/opvi/tracking/_regressor_learning.py",
+        "jnp.max(jnp.where(weight > 0, jnp.arange(1, len(weight) + 1, dtype=jnp.int32), 0))",
+        "jnp.sum(weight > 0, dtype=jnp.int32)",
+        "tests/tracking/test_regressor.py -k weight",
+    ),
+    Mutant(
         "seeds: JAX's offset of all of them is not heeded",
         "src/opvi/types.py",
         " and not said.get(SEED_OFFSET)",

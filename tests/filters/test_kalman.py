@@ -131,6 +131,24 @@ def test_rows_in_turn_are_all_rows_at_once(size):
     np.testing.assert_allclose(move[:, 0], (after @ A.transpose(0, 2, 1) @ e[..., None])[..., 0], atol=2e-3)
 
 
+@pytest.mark.parametrize("size", [1, 2])
+def test_padding_takes_no_turn(size):
+    rng = np.random.default_rng(0)
+    A, e = (rng.normal(size=shape).astype(np.float32) for shape in ((2, 1, 6, 6), (2, 6)))
+    A[:, :, 3:], e[:, 3:] = 0, 0  # three rows, and padding
+
+    def again(p, move):  # asked for its shapes, and never taken
+        return jax.tree.map(lambda a, axis: jax.lax.slice_in_dim(a, 0, size, axis=axis), look, kalman.Look(2, 2, 1))
+
+    look = kalman.Look(*map(jnp.asarray, (A, A, e)))
+    taken, move = kalman.in_turn(look, again, *jnp.array([False, True]), 100.0, size)
+    A[:, :, 4:], e[:, 4:] = np.nan, np.nan  # whoever looks there is told
+    look = kalman.Look(*map(jnp.asarray, (A, A, e)))
+    same, equal = kalman.in_turn(look, again, *jnp.array([False, True]), 100.0, size, jnp.asarray(3))
+    for one, other in ((taken.rows, same.rows), (taken.surprise, same.surprise), (move, equal)):
+        np.testing.assert_array_equal(one, other)
+
+
 @pytest.mark.parametrize("moved", [True, False])
 def test_rows_looked_at_again_are_taken_where_the_others_led(moved):
     """A curve, f(w) = sin w: taken one by one and linearised again, each row starts from where the last one ended."""

@@ -104,6 +104,16 @@ def test_padding_does_not_count(learnt):
     np.testing.assert_array_equal(empty.particles, state.particles)
 
 
+def test_rows_without_weight_may_come_before_those_with_weight(learnt):
+    state, _, X, y = learnt
+    last = np.arange(20) >= 17
+    there = opvi.batch((X[:20], y[:20]), weight=last.astype(np.float32))
+    alone = opvi.batch((X[17:20], y[17:20]), pad_to=20)
+    (one, _), (other, _) = (SMALL.step(KEY, state, rows) for rows in (there, alone))
+    np.testing.assert_allclose(one.particles, other.particles, rtol=1e-4, atol=1e-5)
+    assert np.abs(one.particles - state.particles).max() > 1e-3  # and they taught something
+
+
 @pytest.mark.parametrize("made", [SMALL, opvi.classifier(SMALL.features, 2)])
 def test_a_batch_without_rows_is_refused(made):
     state = jax.eval_shape(made.init, KEY)

@@ -78,7 +78,13 @@ class Look(NamedTuple):
 
 @exactly
 def in_turn(
-    first: Look, again: Callable[[Array, Array], Look], renew: Array, moved: Array, limit: float, size: int
+    first: Look,
+    again: Callable[[Array, Array], Look],
+    renew: Array,
+    moved: Array,
+    limit: float,
+    size: int,
+    filled: Array | int | None = None,
 ) -> tuple[Gain, Array]:
     r"""Return the gain of many rows and the move they make, a few rows at a time.
 
@@ -95,6 +101,7 @@ def in_turn(
         moved: whether weights have changed since `first`, so that its first rows are linearised again, too.
         limit: residuals are clipped at this many standard deviations of the prediction.
         size: rows at a time.
+        filled: the number of rows before the padding, whose A is 0 and which takes no time; all if omitted.
     """
     n, K, rows, D = first.A.shape
     whole = _joined(first)
@@ -126,7 +133,8 @@ def in_turn(
         )
 
     none = jnp.zeros((n, K * D), variance.dtype), jnp.zeros_like(whole.A), jnp.ones_like(variance)
-    move, Z, surprise = jax.lax.fori_loop(0, rows // size, turn, none)
+    turns = rows // size if filled is None else (filled + size - 1) // size
+    move, Z, surprise = jax.lax.fori_loop(0, turns, turn, none)
     Z = jnp.moveaxis(Z.reshape(n, rows, K, D), 2, 1)
     return Gain(surprise, jnp.zeros((n, 0, 0), Z.dtype), Z), move.reshape(n, K, D)
 

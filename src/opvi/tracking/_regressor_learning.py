@@ -127,7 +127,8 @@ def absorb(
         mean=jnp.pad(seen.mean, some),
         **{name: jnp.pad(getattr(seen, name), ((0, 0), *some, (0, 0))) for name in ("J", "JC")},
     )
-    gain, move = kalman.in_turn(look(wide, target, root), again, renew, moved, LARGEST_SURPRISE, size)
+    filled = jnp.max(jnp.where(weight > 0, jnp.arange(1, len(weight) + 1, dtype=jnp.int32), 0))
+    gain, move = kalman.in_turn(look(wide, target, root), again, renew, moved, LARGEST_SURPRISE, size, filled)
     largest = LARGEST_GROWTH * prior_variance(sampler, target)
     done = kalman.absorb(state.past, gain, move, forgetting, largest)
     return state._replace(particles=state.particles + sampler.blocks.scatter(done.move), past=done.past)
