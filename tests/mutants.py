@@ -279,6 +279,13 @@ MUTANTS = [
         "tests/tracking/test_regressor.py -k weight",
     ),
     Mutant(
+        "regressor: after the first rows the scale follows only large changes",
+        "src/opvi/tracking/_regressor_units.py",
+        "jnp.where(age <= SOON * sampler.warm_up, SOON_SCALE_OFF, SCALE_OFF)",
+        "SCALE_OFF",
+        "tests/tracking/test_regressor.py -k scale_follows",
+    ),
+    Mutant(
         "seeds: JAX's offset of all of them is not heeded",
         "src/opvi/types.py",
         " and not said.get(SEED_OFFSET)",

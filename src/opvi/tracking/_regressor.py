@@ -22,7 +22,7 @@ from opvi.tracking._neighbours import checked_rows
 from opvi.tracking._regressor_types import Networks, RegressorInfo, RegressorState, Settings
 from opvi.types import Array, ArrayLike, Batch, Key, Start
 
-EARLY_ROWS = 400  # until then rows are learnt five at a time, and the scale follows every batch
+EARLY_ROWS = 400  # until then rows are learnt five at a time, and the scale follows small changes
 PREDICT_ROWS = 256  # at once
 BUDGET = 64e6  # bytes for all covariances
 WIDEST = 1 << 20  # columns

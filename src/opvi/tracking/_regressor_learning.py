@@ -251,13 +251,14 @@ def _learn_chunk(
     anew = alarm & ~found.known & sampler.renews
     forgetting = jnp.where(anew, jnp.minimum(forgetting, jumps.KEPT), forgetting)
     age = moments.seen if before is None else jnp.where(before < 0, moments.seen, before * USUAL_ROWS)
-    early, particles = age <= sampler.warm_up, state.particles
+    particles = state.particles
     # Units change as often, however the rows come; a count that has reached its memory stands still.
     turned = jnp.floor(moments.seen / USUAL_ROWS) > jnp.floor(so_far / USUAL_ROWS)
     turned |= moments.seen > SCALE_MEMORY - USUAL_ROWS
-    state, renewed = rescaled(sampler, state, early, begun & turned, waits, (whole, weight), anew)
+    state, renewed = rescaled(sampler, state, age, begun & turned, waits, (whole, weight), anew)
     now = *standardised(state, x, y), weight * found.trust
-    renew = renewed | alarm if len(weight) <= PAIR else early | renewed | alarm  # few rows are all first
+    few = jnp.zeros((), bool) if len(weight) <= PAIR else age <= sampler.warm_up  # no more than a turn: all are first
+    renew = few | renewed | alarm
     state = _absorbed(sampler, state, seen, now, forgetting, renew, renewed | alarm)
     state = _with_rows(sampler, state, (x, found.y, now[2]), before)
     if state.pace is not None:

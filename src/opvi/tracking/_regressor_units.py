@@ -18,6 +18,7 @@ IN_UNITS = ("particles", "trail", "past", "error", "calibration", "gates", "scal
 LARGEST_TARGET = 1e4  # standard deviations
 SCALE_OFF = 0.25  # in deviations, or in their logarithm: the scale in use is out of date
 EARLY_SCALE_OFF = 0.03  # while warming up
+SOON, SOON_SCALE_OFF = 2.5, 0.06  # and from then on until so many times as many rows
 
 
 def standardised(state: RegressorState, x: Array, y: Array) -> tuple[Array, Array]:
@@ -72,7 +73,7 @@ def to_new_scale(
 def rescaled(
     sampler: Networks,
     state: RegressorState,
-    early: Array,
+    age: Array,
     may: Array,
     waits: Array,
     rows: tuple[Array, Array],
@@ -80,13 +81,15 @@ def rescaled(
 ) -> tuple[RegressorState, Array]:
     """Return the state on the scale of its moments, if that is allowed and due, and whether it changed.
 
-    While the first rows wait nothing has been learnt, and the scale is simply theirs. `rows` are the latest ones. With
-    `anew`, most of the past is to be forgotten, and with it which columns did not help.
+    While the first rows wait nothing has been learnt, and the scale is simply theirs. It follows smaller changes while
+    few rows, the `age`, have been learnt. `rows` are the latest ones. With `anew`, most of the past is to be forgotten,
+    and with it which columns did not help.
     """
     x, weight = rows
     now = (x * weight[:, None]).sum(0) / jnp.maximum(weight.sum(), 1e-30)
     new, old = scaling.scale_of(state.moments), state.scale
-    tolerance = jnp.where(early, EARLY_SCALE_OFF, SCALE_OFF)
+    later = jnp.where(age <= SOON * sampler.warm_up, SOON_SCALE_OFF, SCALE_OFF)
+    tolerance = jnp.where(age <= sampler.warm_up, EARLY_SCALE_OFF, later)
     moved = jnp.abs(new.mean - old.mean) > tolerance * scaling.divisor(old)
     grown = jnp.abs(jnp.log(scaling.divisor(new) / scaling.divisor(old))) > tolerance
     off = ((new.sd > 0) & (moved | grown | (old.sd == 0))).any()
