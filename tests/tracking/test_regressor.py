@@ -307,14 +307,14 @@ def test_what_is_believed_does_not_depend_on_the_units_in_use():
 @pytest.mark.slow
 @pytest.mark.parametrize(("off", "followed"), [(0.045, [True, False, False]), (0.1, [True, True, False])])
 def test_the_scale_follows_small_changes_while_few_rows_were_learnt(learnt, off, followed):
-    state, _, X, y = learnt
+    state, _, X, _ = learnt
     moments = state.moments
     state = state._replace(
         scale=scaling.scale_of(moments)._replace(mean=moments.mean - off * scaling.scale_of(moments).sd),
         scaled_at=moments.seen,
     )
     yes, no = jnp.array(True), jnp.array(False)
-    rows = jnp.asarray(np.column_stack([X[:20], y[:20]]), jnp.float32), jnp.ones(20)
+    rows = jnp.asarray(X[:20], jnp.float32), jnp.ones(20)
     due = [bool(units.rescaled(SMALL, state, jnp.asarray(age), yes, no, rows, no)[1]) for age in (300.0, 900.0, 1100.0)]
     assert due == followed
 
