@@ -1,8 +1,9 @@
 """What a new process waits for: imports, compilation, first answers. `python -m benchmarks.first --out bench-output`.
 
 Every case runs in processes of its own: the first finds no compiled programs, the second those of the first. Processor
-seconds, and the programs compiled; of the commands, seconds by the clock as well. A stream of River's is learnt twice
-in each process: "opvi" includes compiling or reading programs, "opvi, warm" is a new model that finds them loaded.
+seconds, and the programs compiled; of the commands, seconds by the clock as well. A stream of River's is learnt again
+in each process: "opvi" includes compiling or reading programs, "opvi, warm" is a new model that finds them loaded (the
+middle one of three).
 River's forest learns the same rows after them. The table at the end has what is asked for beside what was found.
 """
 

@@ -125,7 +125,11 @@ def river(name: str, buffer: int, watch: Watch) -> None:
 
     watch.steps["score"] = watch("opvi", ours)
     watch.steps["process"] = round(time.process_time(), 3)  # with its imports
-    assert watch("opvi, warm", ours) == watch.steps["score"]  # a new model, the same programs
+    warm = []
+    for _ in range(3):  # new models, the same programs
+        assert watch("opvi, warm", ours) == watch.steps["score"]
+        warm.append(watch.steps["opvi, warm"])
+    watch.steps["opvi, warm"] = sorted(warm, key=lambda step: step["seconds"])[1]
     watch.steps["forest's score"] = watch("forest", theirs)
 
 
