@@ -257,8 +257,7 @@ def _learn_chunk(
     turned |= moments.seen > SCALE_MEMORY - USUAL_ROWS
     state, renewed = rescaled(sampler, state, age, begun & turned, waits, (whole, weight), anew)
     now = *standardised(state, x, y), weight * found.trust
-    few = jnp.zeros((), bool) if len(weight) <= PAIR else age <= sampler.warm_up  # no more than a turn: all are first
-    renew = few | renewed | alarm
+    renew = renewed | alarm | ((age <= sampler.warm_up) & (len(weight) > PAIR))  # few rows are all first
     state = _absorbed(sampler, state, seen, now, forgetting, renew, renewed | alarm)
     state = _with_rows(sampler, state, (x, found.y, now[2]), before)
     if state.pace is not None:

@@ -62,8 +62,7 @@ class Fleet:
         forget_after: seconds without a row after which a model is dropped; None keeps all.
         lanes: models computed side by side, see `Keyed`.
         pool: whether predictions use the population of all models as the prior of each, so that a new id starts from
-            what the others have learnt. States are not affected. For `opvi.gauss_newton` of linear models with
-            Gaussian noise, where it is exact; see `opvi.scale.pooled`.
+            what others have learnt. For `opvi.gauss_newton` of linear models with Gaussian noise (`opvi.scale.pooled`).
     """
 
     def __init__(
@@ -88,8 +87,7 @@ class Fleet:
             raise ValueError(f"`forget_after` is {forget_after!r}, but must be a number of seconds greater than 0.")
         keep_programs()
         self.sampler, self.batch_size, self.on_bad = without_memory(sampler), int(batch_size), on_bad
-        self.skipped = 0  # bad rows left out
-        self.diverged = 0  # rounds whose update was not finite: those models stayed as they were
+        self.skipped = self.diverged = 0  # bad rows left out; rounds not finite, whose models stayed as they were
         self.cursor: Tree = None  # as it was last saved
         self._given = {"key": as_key(key), "batch_size": self.batch_size, "particles": particles, "lanes": lanes}
         self._hot, self._lock, self.pool = hot, threading.RLock(), pool

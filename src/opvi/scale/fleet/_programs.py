@@ -89,7 +89,7 @@ def waits(sampler: Sampler, key: Key, state: State, batch: Batch) -> bool:
     return jax.default_backend() == "cpu" and any(call in text for call in WAITING)
 
 
-def ready(jitted: Any, settings: tuple[Any, ...], arguments: tuple[Tree, ...]) -> Callable[..., Any]:
+def ready(jitted: Any, settings: tuple[Tree, ...], arguments: tuple[Tree, ...]) -> Callable[..., Tree]:
     """Return the compiled program for arguments of these shapes: from disk, if it is or can be kept."""
     if place(jitted, settings, arguments) is None:
         return jitted.lower(*settings, *arguments).compile()
@@ -97,7 +97,7 @@ def ready(jitted: Any, settings: tuple[Any, ...], arguments: tuple[Tree, ...]) -
 
 
 @cache
-def _kept(jitted: Any, settings: int) -> Program:
+def _kept(jitted: Callable[..., Tree], settings: int) -> Program:
     return Program(jitted, settings, None, None)
 
 

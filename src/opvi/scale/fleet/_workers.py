@@ -143,7 +143,7 @@ class Workers:
                 blocks.append((*block, np.int32(len(at[some]))))
             yield Job(min(each, models - first), real, items, padded(words[first : first + each], room), blocks)
 
-    def _program(self, name: str, jitted: Any, *arguments: Tree, here: bool = False) -> Callable[..., Any]:
+    def _program(self, name: str, jitted: Any, *arguments: Tree, here: bool = False) -> Callable[..., Tree]:
         """Return the compiled program for these arguments; jit's own lookup takes longer than learning one row.
 
         Args:
