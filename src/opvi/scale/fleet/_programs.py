@@ -12,6 +12,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from opvi.predictive import Predictive
 from opvi.running._engine import looped
 from opvi.running._kept import Program, place
 from opvi.types import Array, Batch, Key, Prediction, Sampler, Start, State, Tree
@@ -202,13 +203,13 @@ def tiles_of(model: np.ndarray, wave: np.ndarray, lanes: int, models: int) -> tu
     return at.reshape(-1, lanes), items.reshape(-1, lanes)
 
 
-def by_row(out: Any) -> Any:
+def by_row(out: Predictive) -> Predictive:
     """Return predictives of one row each, stacked, as one predictive of all rows, whose arrays are NumPy's.
 
     JAX's functions take these as they are, with the same bits. To convert some would take as long as to predict a row,
     and for every new number of rows JAX would compile a program that does it.
     """
     components = jax.tree.map(lambda leaf: leaf[:, :, 0].swapaxes(0, 1), out.components)
-    weights = None if out.log_weights is None else np.reshape(out.log_weights, (len(out.log_weights), -1)).T
-    temperature = None if out.temperature is None else np.reshape(out.temperature, (-1, 1))
+    weights: Any = None if out.log_weights is None else np.reshape(out.log_weights, (len(out.log_weights), -1)).T
+    temperature: Any = None if out.temperature is None else np.reshape(out.temperature, (-1, 1))
     return type(out)(components, weights, temperature)
