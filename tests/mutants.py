@@ -286,6 +286,13 @@ MUTANTS = [
         "tests/tracking/test_regressor.py -k scale_follows",
     ),
     Mutant(
+        "programs: a folder that was named and cannot be used is left out silently",
+        "src/opvi/running/_programs.py",
+        "        if wanted:\n            why =",
+        "        if not wanted:\n            why =",
+        "tests/running/test_programs.py -k in_the_way",
+    ),
+    Mutant(
         "seeds: JAX's offset of all of them is not heeded",
         "src/opvi/types.py",
         " and not said.get(SEED_OFFSET)",

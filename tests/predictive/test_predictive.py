@@ -47,6 +47,7 @@ def test_quantiles_are_the_mixtures_own():
     for level, row in zip(levels, q, strict=True):
         np.testing.assert_allclose(GAUSSIAN.cdf(jnp.asarray(row)), level, atol=1e-5)
     assert GAUSSIAN.quantile(0.5).shape == (3,)
+    assert GAUSSIAN.quantile([]).shape == (0, 3)
     np.testing.assert_allclose(q[1, 2], -2.0, atol=1e-5)  # identical components: their own median
     low, high = GAUSSIAN.interval(0.9)
     np.testing.assert_allclose(GAUSSIAN.cdf(high) - GAUSSIAN.cdf(low), 0.9, atol=1e-5)

@@ -105,7 +105,8 @@ def test_without_a_home_nothing_is_kept(untouched):
     assert programs.keep_programs() is None
     untouched.setattr(programs, "_asked", False)
     untouched.setenv("OPVI_PROGRAMS", "~no-such-user/programs")
-    assert programs.keep_programs() is None
+    with pytest.warns(RuntimeWarning, match="programs', but programs cannot be kept there: .*home directory. Name"):
+        assert programs.keep_programs() is None
 
 
 def test_a_relative_cache_folder_is_ignored(untouched, tmp_path):
@@ -144,7 +145,11 @@ def test_half_a_program_is_swept_away_and_a_file_in_the_way_is_no_error(untouche
     jax.config.update("jax_compilation_cache_dir", None)
     untouched.setattr(programs, "_asked", False)
     untouched.setenv("OPVI_PROGRAMS", str(tmp_path / "b-cache" / "below"))
-    assert programs.keep_programs() is None
+    with pytest.warns(
+        RuntimeWarning, match="below', but programs cannot be kept there: .*exists.* Name another folder"
+    ):
+        assert programs.keep_programs() is None
+    assert (tmp_path / "b-cache").read_bytes() == b"whole"
 
 
 def test_memory_is_given_back_after_programs_that_took_long(monkeypatch):

@@ -118,7 +118,7 @@ class Predictive(NamedTuple):
 
         inside = any(isinstance(leaf, jax.core.Tracer) for leaf in jax.tree.leaves((self, q)))
         low, high = (_halved if inside else _compiled)(self, levels, bracket)
-        found = ((low + high) / 2).reshape(*q.shape, -1)
+        found = ((low + high) / 2).reshape(*q.shape, mean.shape[1])
         return jnp.round(found) if isinstance(self.components, Poisson | NegativeBinomial) else found
 
     def interval(self, coverage: float = 0.9) -> tuple[Array, Array]:

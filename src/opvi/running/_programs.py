@@ -61,21 +61,22 @@ def keep_programs() -> Path | None:
         new = not folder.exists()
         if not (_private(folder) and _private(folder / "whole")):
             if wanted:
-                warnings.warn(
+                _warn(
                     f"{SWITCH} is {wanted!r}, a folder that others own or may write to. They could run code as you, so "
                     "programs are not kept there. Name a folder that does not exist yet, or allow nobody else to write "
-                    f"to this one and to `whole` inside it: `chmod go-w {folder} {folder / 'whole'}`.",
-                    RuntimeWarning,
-                    stacklevel=3,
+                    f"to this one and to `whole` inside it: `chmod go-w {folder} {folder / 'whole'}`."
                 )
             return None
         if not given:
             _swept(folder)
         if new and not wanted and not given:
             _clear(folder.parent)
-    except (OSError, RuntimeError):  # RuntimeError: no home directory
-        return None
-    if not os.access(folder, os.W_OK | os.X_OK):
+        if not os.access(folder, os.W_OK | os.X_OK):
+            raise PermissionError(f"{folder} cannot be written")
+    except (OSError, RuntimeError) as error:  # RuntimeError: no home directory
+        if wanted:
+            why = str(error).rstrip(".")
+            _warn(f"{SWITCH} is {wanted!r}, but programs cannot be kept there: {why}. Name another folder, or `off`.")
         return None
     if not given:
         jax.config.update("jax_compilation_cache_max_size", LARGEST)
@@ -83,6 +84,11 @@ def keep_programs() -> Path | None:
         jax.config.update("jax_compilation_cache_dir", str(folder))
     _folder = folder
     return folder
+
+
+def _warn(message: str) -> None:
+    """Warn whoever named a folder that is not used; folders that nobody named are left out silently."""
+    warnings.warn(message, RuntimeWarning, stacklevel=4)
 
 
 def _chosen(wanted: str, given: str | None) -> Path | None:
