@@ -2,7 +2,9 @@
 
 import asyncio
 import csv
+import errno
 import json
+import os
 import shutil
 
 import numpy as np
@@ -12,6 +14,7 @@ from benchmarks import brokers, kills
 from opvi.app.cli import main
 from opvi.app.learn import RunDirectory, RunError, Stopped
 from opvi.app.learn import _learner as learner
+from opvi.app.learn import _telling
 from opvi.app.learn._predict import learnt
 from opvi.app.learn._starting import Asked, ready
 from opvi.app.learn._stopping import Stop
@@ -126,6 +129,121 @@ def test_a_file_is_known_from_the_first_row_on(table, tmp_path, monkeypatch):
     learn(table, tmp_path / "left", tmp_path / "out.csv")
     with (tmp_path / "out.csv").open(newline="") as file:
         assert len(list(csv.DictReader(file))) == 1099
+
+
+@pytest.mark.parametrize("at", [1, 3, 6, 9, 40])
+@pytest.mark.parametrize("half", [False, True])
+def test_a_disk_that_is_full_loses_no_row_and_teaches_none_twice(at, half, table, tmp_path, monkeypatch):
+    """A batch, its place and its predictions are one step: all or none."""
+    whole = learn(table, tmp_path / "whole", tmp_path / "whole.csv")
+    real, calls = os.pwrite, []
+
+    def full(file, data, place):
+        if "out.csv" not in os.readlink(f"/proc/self/fd/{file}"):
+            return real(file, data, place)
+        calls.append(place)
+        if len(calls) < at:
+            return real(file, data, place)
+        if half and len(calls) == at:
+            return real(file, data[: len(data) // 2], place)
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    with monkeypatch.context() as patched:
+        patched.setattr(os, "pwrite", full)
+        if at > 30:  # never reached: all is well
+            learn(table, tmp_path / "run", tmp_path / "out.csv")
+        else:
+            with pytest.raises(RunError, match="No space left on device"):
+                learn(table, tmp_path / "run", tmp_path / "out.csv")
+    text = (tmp_path / "out.csv").read_text()
+    assert (tmp_path / "whole.csv").read_text().startswith(text)
+    assert not text or text.endswith("\n")  # no half a row
+    done = learn(table, tmp_path / "run", tmp_path / "out.csv")
+    assert (tmp_path / "out.csv").read_text() == (tmp_path / "whole.csv").read_text()
+    assert (done.rows, done.rejected, done.filled, done.kinds) == (1099, 1, whole.filled, whole.kinds)
+    np.testing.assert_array_equal(done.engine.state.particles, whole.engine.state.particles)
+    np.testing.assert_array_equal(done.scores.curve, whole.scores.curve)
+
+
+def test_a_disk_that_cannot_sync_is_not_believed_later(table, tmp_path, monkeypatch):
+    """After an `fsync` that failed, the next one may succeed though what was written is gone: nothing is saved then."""
+    real, failed = os.fsync, []
+
+    def fsync(file):
+        if "out.csv" in os.readlink(f"/proc/self/fd/{file}") and not failed and os.fstat(file).st_size > 1000:
+            failed.append(True)
+            os.ftruncate(file, 1000)  # what the system had not written is lost
+            raise OSError(errno.EIO, os.strerror(errno.EIO))
+        return real(file)
+
+    monkeypatch.setattr(os, "fsync", fsync)
+    with pytest.raises(RunError, match="may not be on the disk"):
+        learn(table, tmp_path / "run", tmp_path / "out.csv")
+    assert failed
+    learn(table, tmp_path / "run", tmp_path / "out.csv")
+    with (tmp_path / "out.csv").open(newline="") as file:
+        assert len(list(csv.DictReader(file))) == 1099
+
+
+def test_a_broker_that_goes_away_half_way_gets_the_same_messages_under_the_same_numbers(table, tmp_path, monkeypatch):
+    """Those that it has already are recognised by their numbers, and none is left out."""
+    got = {}
+
+    class Broker:
+        name, run, position, left = "nats://host/told", "run", 0, 250
+
+        def write(self, told):
+            for row in told:
+                if not self.left:
+                    raise RunError("nats://host/told has been unreachable for 60 seconds.")
+                self.left, self.position = self.left - 1, self.position + 1
+                assert got.setdefault(self.position, row) == row
+
+        def settle(self):
+            pass
+
+        def back(self, position):
+            self.position = position
+
+        def close(self):
+            pass
+
+    def sink(where, schema, saved):
+        made = Broker()
+        made.position = saved.get("position", 0)
+        return made
+
+    monkeypatch.setattr(_telling, "open_sink", sink)
+    with pytest.raises(RunError, match="unreachable"):
+        learn(table, tmp_path / "run", "nats://host/told")
+    assert len(got) == 250
+    monkeypatch.setattr(Broker, "left", 10**6)
+    done = learn(table, tmp_path / "run", "nats://host/told")
+    assert (done.rows, sorted(got)) == (1099, list(range(1, 1100)))
+    assert len({row["id"] for row in got.values()}) == 1099
+
+
+def test_a_source_that_fails_after_its_rows_were_learnt_teaches_none_twice(table, tmp_path, monkeypatch):
+    from opvi.adapters._tables import TableError
+    from opvi.adapters._tables._source import Source
+
+    real, calls = Source.passed, []
+
+    def passed(self, block):
+        calls.append(block)
+        if len(calls) == 3:
+            raise TableError("the disk has gone.")
+        return real(self, block)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(Source, "passed", passed)
+        with pytest.raises(TableError, match="has gone"):
+            learn(table, tmp_path / "run", tmp_path / "out.csv")
+    done = learn(table, tmp_path / "run", tmp_path / "out.csv")
+    assert (done.rows, done.rejected) == (1099, 1)
+    with (tmp_path / "out.csv").open(newline="") as file:
+        rows = [row["id"] for row in csv.DictReader(file)]
+    assert (len(rows), len(set(rows))) == (1099, 1099)
 
 
 @pytest.mark.parametrize("ending", ["csv", "jsonl"])

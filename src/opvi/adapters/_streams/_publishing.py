@@ -87,6 +87,10 @@ class Publisher:
                     self._client = None
                 await asyncio.sleep(self._gone.pause(str(error) or type(error).__name__))
 
+    def back(self, position: int) -> None:
+        """Count from an earlier position again: what was published after it is published again under the same ids."""
+        self.position = position
+
     def settle(self) -> None:
         """Do nothing: the broker already has what `write` took."""
 

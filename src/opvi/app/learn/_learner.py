@@ -76,6 +76,7 @@ class Learner:
         self.kinds: dict[str, int] = {}
         self.rejected = self.filled = self.saves = 0
         self.finished = False
+        self.lost = ""  # why nothing more can be saved
         self._lines, self._size = -1, 0  # the file of rejected rows, open while learning, and its length
         self.teller: Teller | None = None  # writes predictions down, where that is asked for
         self.told: Json = {}  # what the checkpoint says of it
@@ -87,10 +88,10 @@ class Learner:
 
     def save(self) -> None:
         """Write a checkpoint of the whole run, and the figures beside it."""
+        if self.lost:
+            raise RunError(self.lost)
         try:
-            os.fsync(self._lines)
-            if self.teller is not None:
-                self.teller.sink.settle()
+            self._settle()
             with self.pace.saving():
                 self.kept.save(self.saves + 1, {**self.tree(), "saves": self.saves + 1})
             self.saves += 1
@@ -101,6 +102,39 @@ class Learner:
                 f"{'Its last checkpoint is as it was' if self.saves else 'It holds no checkpoint yet'}. Free "
                 "some space or fix the permissions, then resume with --resume."
             ) from error
+
+    def _settle(self) -> None:
+        """Wait until rejected rows and predictions are on the disk; if that fails once, no later attempt is believed.
+
+        A system may forget what it could not write, and report success the next time.
+        """
+        try:
+            os.fsync(self._lines)
+            if self.teller is not None:
+                self.teller.sink.settle()
+        except OSError as error:
+            self.lost = (
+                f"what {self.run.path} had written may not be on the disk ({error.strerror or error}). Its last "
+                "checkpoint is as it was. Look at the disk, then resume with --resume."
+            )
+            raise
+
+    @contextmanager
+    def all_or_none(self) -> Iterator[None]:
+        """Within this block rows, their place and their predictions are taken together: if it raises, none of them.
+
+        Everything that changes is replaced, never changed in place, so what was there before is put back as it was.
+        """
+        before, state, waiting = dict(self.__dict__), self.engine.state, self.engine.waiting
+        teller = self.teller and self.teller.mark()
+        try:
+            yield
+        except BaseException:
+            self.__dict__.update(before)
+            self.engine.state, self.engine.waiting = state, waiting
+            if self.teller is not None and teller is not None:
+                self.teller.back(teller)
+            raise
 
     def tree(self) -> Json:
         """Return the whole run, for a checkpoint."""
@@ -212,24 +246,21 @@ class Learner:
                 start, end = block.first, block.first + block.rows
                 while start < end:
                     began = time.perf_counter()
-                    part = cut(block, start, start + rows)
-                    self.take(part)
-                    self.places[-1] = self.places[-1].after(source, part)
+                    self._step(source, cut(block, start, start + rows))
                     start = min(end, start + rows)
                     show(self, _between(share, block.share, 1 - (end - start) / block.rows))
                     took = time.perf_counter() - began
                     rows = min(ROWS, 2 * rows) if took < QUICK else max(BATCH, rows // 2) if took > SLOW else rows
                     if stop.asked and source.once and start < end:  # what a pipe gave cannot be read again: it is kept
-                        rest = cut(block, start, end)
-                        self.take(rest, learn=False)
-                        self.places[-1] = self.places[-1].after(source, rest)
+                        self._step(source, cut(block, start, end), learn=False)
                     stop.check()
                     if self.pace.due():
                         self.save()
                 share = block.share or 0.0
-            self.count(self.engine.feed((self.waiting[0][:0], self.waiting[1][:0]), last=True))
-            if self.teller is not None:
-                self.teller.flush(self.schema)
+            with self.all_or_none():
+                self.count(self.engine.feed((self.waiting[0][:0], self.waiting[1][:0]), last=True))
+                if self.teller is not None:
+                    self.teller.flush(self.schema)
             self.finished = True
             if not done:  # otherwise there was nothing new
                 self.save()
@@ -239,22 +270,24 @@ class Learner:
 
     def _learn_held(self, stop: Stop) -> bool:
         """Learn rows that a pipe delivered before the run was stopped; return whether there were none."""
-        x, y = self.waiting
-        if len(y) < BATCH:
+        if len(self.waiting[1]) < BATCH:
             return True
-        self.waiting = x[:0], y[:0]
-        for start in range(0, len(y), BATCH):
-            try:
-                self._feed(x[start : start + BATCH], y[start : start + BATCH])
-            except BaseException:
-                self._hold(x[start:], y[start:])
-                raise
-            if self.teller is not None:
-                self.teller.flush(self.schema)
-            if stop.asked:
-                self._hold(x[start + BATCH :], y[start + BATCH :])
-                stop.check()
+        while len(self.waiting[1]) >= BATCH:
+            with self.all_or_none():
+                x, y = self.waiting
+                self.waiting = x[:0], y[:0]
+                self._feed(x[:BATCH], y[:BATCH])
+                self._hold(x[BATCH:], y[BATCH:])
+                if self.teller is not None:
+                    self.teller.flush(self.schema)
+            stop.check()
         return False
+
+    def _step(self, source: RowSource, part: Block, learn: bool = True) -> None:
+        """Take the next rows of a source, and move on to the place after them."""
+        with self.all_or_none():
+            self.take(part, learn)
+            self.places = [*self.places[:-1], self.places[-1].after(source, part)]
 
     def _hold(self, x: np.ndarray, y: np.ndarray) -> None:
         """Keep rows for later in the checkpoint."""
@@ -264,44 +297,43 @@ class Learner:
         """Learn or hold the rows of a block and set bad ones aside; if this raises, nothing has changed."""
         self.absorb(*met(self.schema, block), learn=learn)
 
-    def absorb(self, schema: Schema, encoded: Encoded, learn: bool = True) -> None:
-        """Do the same with rows that are already encoded; `schema` includes their new classes."""
-        written = self._set_aside(encoded.rejected, self.places[-1].name)
-        if encoded.y is not None:
-            if self.teller is not None:
-                self.teller.expect(encoded.row, encoded.read)
-            learn = learn or (schema.task == "classification" and bool((encoded.y >= self.room).any()))
-            (self._feed if learn else self._hold)(encoded.x, encoded.y)
-        self.schema = schema
-        if self.teller is not None:
-            self.teller.flush(schema)
-        for one in encoded.rejected:
-            kind = _kind(one.reason)
-            kind = kind if kind in self.kinds or len(self.kinds) < MOST_KINDS else OTHER  # one too many
-            self.kinds[kind] = self.kinds.get(kind, 0) + 1
-        self._size += written
-        self.rejected += len(encoded.rejected)
-        self.filled += int(encoded.gaps.sum())
-        self.columns = self.columns.met(encoded)
-        counted(self.words, encoded.words)
+    def absorb(self, schema: Schema, encoded: Encoded, learn: bool = True, at: int | None = None) -> None:
+        """Do the same with rows that are already encoded.
+
+        Args:
+            schema: what the columns mean, with the classes that these rows brought.
+            encoded: the rows.
+            learn: whether to learn them now; otherwise they wait.
+            at: the number of the row after them in their source, where no source knows it.
+        """
+        with self.all_or_none():
+            self._size += self._set_aside(encoded.rejected, self.places[-1].name)
+            self.rejected += len(encoded.rejected)
+            self.filled += int(encoded.gaps.sum())
+            self.kinds = _counted_kinds(self.kinds, encoded.rejected)
+            if encoded.y is not None:
+                if self.teller is not None:
+                    self.teller.expect(encoded.row, encoded.read)
+                learn = learn or (schema.task == "classification" and bool((encoded.y >= self.room).any()))
+                (self._feed if learn else self._hold)(encoded.x, encoded.y)
+            self.schema, self.columns = schema, self.columns.met(encoded)
+            if encoded.words:
+                self.words = copied(self.words)
+                counted(self.words, encoded.words)
+            if at is not None:
+                self.places = [*self.places[:-1], self.places[-1]._replace(row=at)]
+            if self.teller is not None:  # last, because others may see what it writes
+                self.teller.flush(schema)
 
     def _feed(self, x: np.ndarray, y: np.ndarray) -> None:
         """Learn rows; those that do not fill a batch wait. The model grows before a batch with too many classes."""
-        before = self.engine.state, self.engine.waiting, self.scores, self.figures, self.columns, self.engine, self.room
-        try:
-            while self.schema.task == "classification" and len(late := np.flatnonzero(y >= self.room)):
-                held = len(self.waiting[1])
-                ready = max(0, (held + int(late[0])) // BATCH * BATCH - held)
-                self.count(self.engine.feed((x[:ready], y[:ready])))
-                self._widen(room_for(int(y[late[0]]) + 1))
-                x, y = x[ready:], y[ready:]
-            self.count(self.engine.feed((x, y)))
-        except BaseException:
-            state, waiting, self.scores, self.figures, self.columns, self.engine, self.room = before
-            self.engine.state, self.engine.waiting = state, waiting
-            if self.teller is not None:
-                self.teller.forget()
-            raise
+        while self.schema.task == "classification" and len(late := np.flatnonzero(y >= self.room)):
+            held = len(self.waiting[1])
+            ready = max(0, (held + int(late[0])) // BATCH * BATCH - held)
+            self.count(self.engine.feed((x[:ready], y[:ready])))
+            self._widen(room_for(int(y[late[0]]) + 1))
+            x, y = x[ready:], y[ready:]
+        self.count(self.engine.feed((x, y)))
 
     def _widen(self, room: int) -> None:
         """Give the model more classes, keeping what was learnt."""
@@ -386,6 +418,16 @@ class Learner:
 def _between(before: float, after: float | None, part: float) -> float | None:
     """Return the share of the source read after part of a block."""
     return None if after is None else before + part * max(0.0, after - before)
+
+
+def _counted_kinds(kinds: dict[str, int], rejected: list[Rejected]) -> dict[str, int]:
+    """Return how often rows were rejected for each reason, after some more."""
+    kinds = dict(kinds)
+    for one in rejected:
+        kind = _kind(one.reason)
+        kind = kind if kind in kinds or len(kinds) < MOST_KINDS else OTHER  # one too many
+        kinds[kind] = kinds.get(kind, 0) + 1
+    return kinds
 
 
 def _kind(reason: str) -> str:

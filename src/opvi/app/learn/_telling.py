@@ -6,7 +6,7 @@ import json
 import math
 import os
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
@@ -39,8 +39,18 @@ class Sink(Protocol):
     def settle(self) -> None:
         """Wait until everything written is safe."""
 
+    def back(self, position: int) -> None:
+        """Return to an earlier position, because what was written after it was not learnt."""
+
     def close(self) -> None:
         """Close it."""
+
+
+class Mark(NamedTuple):
+    """Where a teller stood."""
+
+    rows: list["Waiting"]
+    position: int
 
 
 class Waiting(NamedTuple):
@@ -103,7 +113,6 @@ class Teller:
         self.source: RowSource | None = None
         ids = saved.get("ids", [""] * waiting)
         self._rows = [Waiting(*row) for row in zip(ids, saved.get("y", [None] * len(ids)), strict=True)]
-        self._before = list(self._rows)
         self._fed: list[tuple[Fed, list[Waiting]]] = []
 
     def expect(self, rows: np.ndarray, read: np.ndarray | None) -> None:
@@ -111,7 +120,7 @@ class Teller:
         names = getattr(self.source, "ids", None)
         ids = names(rows.tolist()) if names else [str(row) for row in rows.tolist()]
         values = [None] * len(ids) if read is None else read.tolist()
-        self._rows += [Waiting(*row) for row in zip(ids, values, strict=True)]
+        self._rows = self._rows + [Waiting(*row) for row in zip(ids, values, strict=True)]
 
     def add(self, fed: Fed) -> None:
         """Record what was predicted for the next rows."""
@@ -122,13 +131,19 @@ class Teller:
     def flush(self, schema: Schema) -> None:
         """Write what was recorded; `schema` has the classes of the rows."""
         rows = [row for fed, waited in self._fed for row in told(schema, fed, waited)]
-        self._fed, self._before = [], list(self._rows)
+        self._fed = []
         if rows:
             self.sink.write(rows)
 
-    def forget(self) -> None:
-        """Discard what was recorded since the last write, because it was not learnt."""
-        self._rows, self._fed = list(self._before), []
+    def mark(self) -> Mark:
+        """Return where it stands; nothing may be recorded and not written."""
+        return Mark(self._rows, self.sink.position)
+
+    def back(self, mark: Mark) -> None:
+        """Return to a mark: what came after it was not learnt."""
+        self._rows, self._fed = mark.rows, []
+        if self.sink.position != mark.position:
+            self.sink.back(mark.position)
 
     def tree(self) -> Json:
         """Return what a checkpoint keeps."""
@@ -167,8 +182,12 @@ class File:
             raise RunError(f"`--predictions {path}` {why}. Restore the old one, or choose another name.")
         os.ftruncate(self._file, position)
         self.position = position
-        if self._csv and not position:
-            self._append(",".join(self._names) + "\n")
+        try:
+            if self._csv and not position:
+                self._append(",".join(self._names) + "\n")
+        except BaseException:
+            os.close(self._file)
+            raise
 
     def write(self, told: list[Json]) -> None:
         """Append lines."""
@@ -186,8 +205,15 @@ class File:
             while done < len(data):
                 done += os.pwrite(self._file, data[done:], self.position + done)
         except OSError as error:
+            self.back(self.position)
             raise RunError(f"{self.name} cannot be written: {error.strerror}. Make room, then resume.") from None
         self.position += done
+
+    def back(self, position: int) -> None:
+        """Cut off what was written after a position, if possible; otherwise that is done at the next start."""
+        with suppress(OSError):
+            os.ftruncate(self._file, position)
+        self.position = position
 
     def settle(self) -> None:
         """Flush it to disk."""

@@ -210,7 +210,6 @@ def replay(learner: Learner, log: Log) -> int:
     for entry in log.after(begin):
         rows += rows_of(entry.body)  # checkpoints lie between requests
         if len(rows) >= MOST_ROWS or first + len(rows) == log.rows:
-            learner.take(block_of(rows, first, learner.schema))
+            learner.absorb(*met(learner.schema, block_of(rows, first, learner.schema)), at=first + len(rows))
             first, rows = first + len(rows), []
-            learner.places[-1] = learner.places[-1]._replace(row=first)
     return log.rows - begin

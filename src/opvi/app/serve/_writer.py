@@ -115,8 +115,7 @@ class Writer:
         try:
             for work in parts(works):
                 with self.lock:
-                    self.learner.absorb(work.schema, work.encoded)
-                    self.learner.places[-1] = self.learner.places[-1]._replace(row=work.end)
+                    self.learner.absorb(work.schema, work.encoded, at=work.end)
                 self.published = self._published()
                 self.end = work.end
                 self._speed.append((time.monotonic(), self.learner.rows))
