@@ -23,7 +23,7 @@ from opvi.app.learn import RunDirectory, RunError, predict
 from opvi.app.learn._predict import learnt
 from opvi.app.learn._starting import Asked, ready
 from opvi.app.learn._stopping import Stop
-from opvi.app.serve import Options, _followed, _guard, _intake, _log, _service, _writer
+from opvi.app.serve import Options, _followed, _guard, _intake, _log, _service, _tickets, _writer
 from opvi.app.serve._app import application
 from opvi.app.serve._guard import Guard
 from opvi.running import Checkpoints
@@ -323,7 +323,59 @@ def test_a_label_that_comes_later_scores_the_prediction(run, begun):
     assert gone.status_code == 404
     assert names["opvi_tickets_scored"].samples[0].value == 1
     (entry,) = _log.Log(run.path / "log", 0).after(0)
-    assert json.loads(entry.body) == [{**row, "y": label}]  # the whole row is durable, with its numbers
+    assert (json.loads(entry.asked), json.loads(entry.body)) == (row, {"y": label})  # the whole row is durable
+
+
+def test_a_ticket_may_be_used_again_for_another_row(run, begun):
+    rows = [{name: value for name, value in row.items() if name != "y"} for row in begun[1][:3]]
+    with Served(run) as server:
+        told = []
+        for row in rows:
+            server.post("/v1/predict?ticket=mine", row)
+            told.append(server.post("/v1/learn?ticket=mine", {"y": 1.5}).json())
+        again = server.post("/v1/learn?ticket=mine", {"y": 1.5}).json()
+        other = server.post("/v1/learn?ticket=mine", {"y": 2.5})
+        server.learnt_all()
+        metrics = {family.name: family.samples[0].value for family in _families(server)}
+    assert [one["repeated"] for one in told] == [False] * 3
+    assert [one["first"] for one in told] == [0, 1, 2]
+    assert (again["repeated"], again["first"]) == (True, 2)
+    assert other.status_code == 422
+    assert (metrics["opvi_tickets_scored"], metrics["opvi_tickets_waiting"]) == (3, 0)
+    log = _log.Log(run.path / "log", 0)
+    assert [entry.read()[0]["a"] for entry in log.after(0)] == [str(row["a"]) for row in rows]
+    assert log.keys["ticket mine"].first == 2
+
+
+def test_what_came_under_a_ticket_is_logged_byte_for_byte(run, begun):
+    """`1.50` and `1e999` stay as they are, so that what is learnt after a kill is what was learnt before."""
+    body, label = b'{"a": 1.50, "b": 1e999, "c": 1E0, "colour": "r\\u0065d"}', b'{"y": 2.500}'
+    with Served(run) as server:
+        server.post("/v1/predict?ticket=mine", body)
+        server.post("/v1/learn?ticket=mine", label)
+        server.post("/v1/predict?ticket=odd", body.replace(b"1e999", b"1.50"))
+        server.post("/v1/learn?ticket=odd", label)
+        server.learnt_all()
+        rejected, waiting = server.made.learner.rejected, server.made.learner.waiting
+    entries = list(_log.Log(run.path / "log", 0).after(0))
+    assert [(entry.asked, entry.body) for entry in entries] == [(body, label), (body.replace(b"1e999", b"1.50"), label)]
+    shutil.rmtree(run.path / "checkpoints")  # as after a kill: nothing but the log knows of them
+    shutil.copytree(begun[0] / "checkpoints", run.path / "checkpoints")
+    with Served(run) as server:
+        assert server.made.learner.rejected == rejected == 1
+        np.testing.assert_array_equal(server.made.learner.waiting[0], waiting[0])
+
+
+def test_tickets_are_bounded_by_their_bytes(run, begun, monkeypatch):
+    monkeypatch.setattr(_tickets, "MOST_BYTES", 10_000)
+    row = {**begun[1][0], "colour": "x" * 3000}
+    with Served(run) as server:
+        for _ in range(10):
+            server.post("/v1/predict?ticket", row)
+        metrics = {family.name: family.samples[0].value for family in _families(server)}
+        server.post("/v1/predict?ticket=huge", {**row, "colour": "x" * 20_000})
+        assert server.post("/v1/learn?ticket=huge", {"y": 1}).status_code == 404
+    assert (metrics["opvi_tickets_waiting"], metrics["opvi_tickets_given_up"]) == (2, 8)
 
 
 def _families(server):

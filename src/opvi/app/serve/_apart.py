@@ -7,7 +7,6 @@ import socket
 import subprocess
 import sys
 import threading
-import uuid
 from collections.abc import Callable
 from contextlib import suppress
 from multiprocessing.connection import Connection
@@ -16,13 +15,12 @@ from typing import Any, Self
 import jax
 import jax.numpy as jnp
 
-from opvi.adapters._tables import Json
-from opvi.adapters._tables._messages import Row
 from opvi.app.learn import RunDirectory, RunError
 from opvi.app.learn._model import model
 from opvi.app.serve import _messages as messages
 from opvi.app.serve._intake import WAITING_BYTES, Sent
 from opvi.app.serve._options import Options
+from opvi.app.serve._tickets import Held
 from opvi.app.serve._worker import Answer, Reply, Worker, deliver, refused
 from opvi.app.serve._writer import Published
 
@@ -125,11 +123,9 @@ class Apart:
         self._sending.put(messages.Learn(number, sent.body, sent.key, sent.ticket))
         return None
 
-    def keep(self, ticket: str, rows: list[Row], said: list[Json | None]) -> str:
-        """Keep a request whose label will come later; return its ticket."""
-        ticket = ticket or uuid.uuid4().hex
-        self._sending.put(messages.Keep(ticket, rows, said))
-        return ticket
+    def keep(self, ticket: str, held: Held) -> None:
+        """Keep a request whose label will come later."""
+        self._sending.put(messages.Keep(ticket, held))
 
     async def figures(self) -> bytes:
         """Return the run's metrics for Prometheus."""

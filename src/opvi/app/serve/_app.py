@@ -1,5 +1,6 @@
 """The routes."""
 
+import json
 import re
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
@@ -24,6 +25,7 @@ from opvi.app.serve._intake import Sent
 from opvi.app.serve._openapi import openapi
 from opvi.app.serve._options import Options
 from opvi.app.serve._service import Service
+from opvi.app.serve._tickets import Held, new_ticket
 from opvi.app.serve._worker import Answer, answer, refused
 from opvi.app.serve._writer import Writer
 
@@ -32,7 +34,7 @@ MOST_LEVELS = 20
 
 
 Handler = Callable[[Service, Request], Awaitable[Answer]]
-Keep = Callable[[str, list[Row], list[Json | None]], str]
+Keep = Callable[[list[Json | None]], str]  # is told the predictions of a request; returns its ticket
 
 
 def application(
@@ -155,7 +157,14 @@ async def predict(service: Service, request: Request) -> Answer:
         levels = _levels(query["quantiles"]) if "quantiles" in query else LEVELS
     except ValueError:
         return refused(400, f"`quantiles` must be at most {MOST_LEVELS} numbers strictly between 0 and 1: 0.05,0.95.")
-    write = partial(_predictions, keep=service.behind.keep, ticket=ticket)
+
+    def keep(values: list[Json | None]) -> str:
+        name = ticket or new_ticket()
+        said = json.dumps(values, separators=(",", ":")).encode()
+        service.behind.keep(name, Held(body, len(values), said))
+        return name
+
+    write = partial(_predictions, keep=None if ticket is None else keep)
     return await _asked(service, lambda _: rows_of(body), levels, write)
 
 
@@ -166,13 +175,13 @@ def _levels(text: str) -> tuple[float, ...]:
     return levels
 
 
-def _predictions(said: Said, keep: Keep, ticket: str | None) -> Answer:
+def _predictions(said: Said, keep: Keep | None) -> Answer:
     values = plain(said)
     content: Json = {"target": said.schema.target, "predictions": values}
     if said.rejected:
         content["rejected"] = [{"row": bad.row, "reason": bad.reason} for bad in said.rejected]
-    if ticket is not None:
-        content["ticket"] = keep(ticket, said.rows, values)
+    if keep is not None:
+        content["ticket"] = keep(values)
     return answer(content, 200 if len(said.rejected) < len(said.rows) else 422)
 
 

@@ -3,15 +3,13 @@
 import asyncio
 from collections.abc import Callable
 
-from opvi.adapters._tables import Json
-from opvi.adapters._tables._messages import Row
 from opvi.app.learn import contents
 from opvi.app.learn._predict import Learnt
 from opvi.app.report import page
 from opvi.app.serve._followed import Followed
 from opvi.app.serve._intake import Intake, Sent
 from opvi.app.serve._metrics import Figures
-from opvi.app.serve._tickets import Tickets
+from opvi.app.serve._tickets import Held, Tickets
 from opvi.app.serve._worker import Answer, Loop
 from opvi.app.serve._writer import Published, Writer
 
@@ -53,9 +51,9 @@ class Behind:
         assert self._intake is not None
         return self._intake.take(sent)
 
-    def keep(self, ticket: str, rows: list[Row], said: list[Json | None]) -> str:
-        """Keep a request whose label will come later; return its ticket."""
-        return self._tickets.keep(ticket, rows, said)
+    def keep(self, ticket: str, held: Held) -> None:
+        """Keep a request whose label will come later."""
+        self._tickets.keep(ticket, held)
 
     async def figures(self) -> bytes:
         """Return the run's metrics for Prometheus."""

@@ -2,18 +2,17 @@
 
 import hashlib
 import itertools
-import json
 import time
 from collections.abc import Callable
 from typing import NamedTuple
 
 from opvi.adapters._tables import Encoded, Json, Schema
 from opvi.adapters._tables._jsonlines import BadLineError
-from opvi.adapters._tables._messages import Number, Row, block_of, rows_of
+from opvi.adapters._tables._messages import Row, block_of, rows_of
 from opvi.app.learn import Learner
 from opvi.app.learn._classes import met
 from opvi.app.serve._log import Entry, Known, Log, LogError
-from opvi.app.serve._tickets import Tickets
+from opvi.app.serve._tickets import Held, Tickets
 from opvi.app.serve._worker import Answer, Loop, Reply, Worker, answer, deliver, refused
 from opvi.app.serve._writer import Work, Writer
 
@@ -22,6 +21,7 @@ MOST_ROWS = 10_000  # of a request
 TOGETHER = 1 << 19  # bytes of requests that share an fsync, about
 WAITING_BYTES = 1 << 26  # of requests that are not read yet
 PLAIN = b'{"rows":%d,"first":%d,"repeated":false}'  # an answer
+TICKET = "ticket "  # how the key of a request begins that has only a ticket
 TELL = 20  # rejected rows of which an answer tells
 
 Observe = Callable[[float], None]  # is told how many seconds something took
@@ -42,6 +42,7 @@ class Accepted(NamedTuple):
     sent: Sent
     entry: Entry
     rows: list[Row]
+    held: Held | None  # what its ticket stands for
 
 
 class Intake:
@@ -113,24 +114,26 @@ class Intake:
         first = self.log.rows
         for sent in requests:
             digest = hashlib.blake2b(sent.body, digest_size=16).hexdigest() if sent.key else ""
-            if sent.key and (sent.key in self.log.keys or sent.key in fresh):
+            held = self.tickets.find(sent.ticket) if sent.ticket else None
+            # A ticket that waits is a new one, though its name was used before; a key belongs to one request for ever.
+            known = sent.key in self.log.keys and not (held is not None and sent.key.startswith(TICKET))
+            if sent.key and (known or sent.key in fresh):
                 repeated.append((sent, digest))
                 continue
-            rows = self._rows(sent)
-            if isinstance(rows, Answer):
-                answers.append((sent.reply, rows))
+            one = self._accepted(sent, digest, first, held)
+            if isinstance(one, Answer):
+                answers.append((sent.reply, one))
                 continue
-            body = _written(rows) if sent.ticket else sent.body
             fresh.add(sent.key)
-            accepted.append(Accepted(sent, Entry(sent.key, digest, first, len(rows), body), rows))
-            first += len(rows)
+            accepted.append(one)
+            first += len(one.rows)
         if accepted:
             answers += self._accept(accepted)
         answers += [(sent.reply, _again(self.log.keys[sent.key], digest)) for sent, digest in repeated]
         return answers
 
-    def _rows(self, sent: Sent) -> list[Row] | Answer:
-        """Return the rows of a request, completed from its ticket, or why it is refused."""
+    def _accepted(self, sent: Sent, digest: str, first: int, held: Held | None) -> Accepted | Answer:
+        """Return a request with its rows, completed from its ticket, or why it is refused."""
         try:
             rows = rows_of(sent.body)
         except BadLineError as error:
@@ -139,14 +142,12 @@ class Intake:
             return refused(400, "there is no row in the request.")
         if len(rows) > MOST_ROWS:
             return refused(413, f"the request has {len(rows):,} rows, but at most {MOST_ROWS:,} are taken at once.")
-        if not sent.ticket:
-            return rows
-        held = self.tickets.find(sent.ticket)
-        if held is None:
+        if sent.ticket and held is None:
             return refused(404, "the ticket is not known: it was used, or is too old. Send the whole row.")
-        if len(held.rows) != len(rows):
-            return refused(400, f"the ticket is of {len(held.rows)} rows, but the request has {len(rows)}.")
-        return [{**asked, **row} for asked, row in zip(held.rows, rows, strict=True)]
+        if held is not None and held.rows != len(rows):
+            return refused(400, f"the ticket is of {held.rows} rows, but the request has {len(rows)}.")
+        entry = Entry(sent.key, digest, first, len(rows), sent.body, held.body if held else b"")
+        return Accepted(sent, entry, entry.read() if held else rows, held)
 
     def _accept(self, accepted: list[Accepted]) -> list[tuple[Reply, Answer]]:
         """Encode, write, sync, pass on and answer."""
@@ -170,22 +171,11 @@ class Intake:
             if bad:
                 reasons = [{"row": i, "reason": bad[first + i]} for i in range(rows_sent) if first + i in bad]
                 told |= {"rejected": len(reasons), "reasons": reasons[:TELL]}
-            if one.sent.ticket:
+            if one.held is not None:
                 own = {i: labels[first + i] for i in range(rows_sent) if first + i in labels}
-                told["scored"] = self.tickets.settle(one.sent.ticket, own)
+                told["scored"] = self.tickets.settle(one.sent.ticket, one.held, own)
             answers.append((one.sent.reply, answer(told)))
         return answers
-
-
-def _written(rows: list[Row]) -> bytes:
-    """Return rows as JSON."""
-
-    def value(found: object) -> object:
-        if type(found) is not Number:
-            return found
-        return int(found) if found.lstrip("-").isdigit() and len(found) < 1000 else float(found)
-
-    return json.dumps([{name: value(found) for name, found in row.items()} for row in rows]).encode()
 
 
 def _again(known: Known, digest: str) -> Answer:
@@ -208,7 +198,7 @@ def replay(learner: Learner, log: Log) -> int:
     begin = first = learner.places[-1].row
     rows: list[Row] = []
     for entry in log.after(begin):
-        rows += rows_of(entry.body)  # checkpoints lie between requests
+        rows += entry.read()  # checkpoints lie between requests
         if len(rows) >= MOST_ROWS or first + len(rows) == log.rows:
             learner.absorb(*met(learner.schema, block_of(rows, first, learner.schema)), at=first + len(rows))
             first, rows = first + len(rows), []

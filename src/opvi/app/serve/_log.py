@@ -2,8 +2,8 @@
 
 The log is a folder of segments, each named by the number of its first row. A segment is a sequence of groups, each
 written and synced at once: a header (a mark, a checksum, the number of the first row, the rows, the bytes) and the
-requests, each a line of JSON that describes it and the body as it came. What follows the last whole group was never
-acknowledged and is cut off.
+requests, each a line of JSON that describes it and the body as it came; before a label that came later, the request
+that it belongs to, as that came. What follows the last whole group was never acknowledged and is cut off.
 """
 
 import itertools
@@ -15,6 +15,8 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
+from opvi.adapters._tables import Json
+from opvi.adapters._tables._messages import Row, rows_of
 from opvi.app.learn import RunError
 
 MARK = b"opvi"
@@ -37,6 +39,14 @@ class Entry(NamedTuple):
     first: int  # number of its first row in the log
     rows: int
     body: bytes  # its rows as JSON
+    asked: bytes = b""  # of a label that came later: the rows as they were asked about
+
+    def read(self) -> list[Row]:
+        """Return its rows; raise a `BadLineError` with the reason if they are none."""
+        rows = rows_of(self.body)
+        if not self.asked:
+            return rows
+        return [{**asked, **row} for asked, row in zip(rows_of(self.asked), rows, strict=True)]
 
 
 class Known(NamedTuple):
@@ -207,13 +217,17 @@ def _whole(data: memoryview | bytes, at: int) -> int | None:
 def _packed(entry: Entry) -> bytes:
     if not entry.key:
         return NAMELESS % (entry.rows, len(entry.body), entry.body)
-    about = {"key": entry.key, "digest": entry.digest, "rows": entry.rows, "bytes": len(entry.body)}
-    return json.dumps(about).encode() + b"\n" + entry.body + b"\n"
+    about: Json = {"key": entry.key, "digest": entry.digest, "rows": entry.rows, "bytes": len(entry.body)}
+    if entry.asked:
+        about["asked"] = len(entry.asked)
+    return json.dumps(about).encode() + b"\n" + entry.asked + entry.body + b"\n"
 
 
 def _unpacked(data: memoryview, at: int, first: int) -> tuple[Entry, int]:
     line = bytes(data[at : at + 4096]).split(b"\n", 1)[0]
     about = json.loads(line)
-    begin = at + len(line) + 1
+    asked = at + len(line) + 1
+    begin = asked + about.get("asked", 0)
     end = begin + about["bytes"]
-    return Entry(about["key"], about["digest"], first, about["rows"], bytes(data[begin:end])), end + 1
+    parts = bytes(data[begin:end]), bytes(data[asked:begin])
+    return Entry(about["key"], about["digest"], first, about["rows"], *parts), end + 1

@@ -5,9 +5,9 @@ from contextlib import suppress
 from multiprocessing.connection import Connection
 from typing import NamedTuple
 
-from opvi.adapters._tables import Json, Schema
-from opvi.adapters._tables._messages import Row
+from opvi.adapters._tables import Schema
 from opvi.app.learn._model import Settings
+from opvi.app.serve._tickets import Held
 from opvi.app.serve._worker import Answer
 from opvi.types import Tree
 
@@ -27,8 +27,7 @@ class Keep(NamedTuple):
     """A request whose label will come later."""
 
     ticket: str
-    rows: list[Row]
-    said: list[Json | None]
+    held: Held
 
 
 class Give(NamedTuple):
