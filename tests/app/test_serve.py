@@ -26,7 +26,7 @@ from opvi.app.learn._stopping import Stop
 from opvi.app.serve import Options, _followed, _guard, _intake, _log, _service, _tickets, _writer
 from opvi.app.serve._app import application
 from opvi.app.serve._guard import Guard
-from opvi.running import Checkpoints
+from opvi.running import Checkpoints, _engine
 from tests.app.asgi import Client
 from tests.app.test_learning import SMALL
 
@@ -364,6 +364,22 @@ def test_what_came_under_a_ticket_is_logged_byte_for_byte(run, begun):
     with Served(run) as server:
         assert server.made.learner.rejected == rejected == 1
         np.testing.assert_array_equal(server.made.learner.waiting[0], waiting[0])
+
+
+def test_other_quantiles_need_no_other_program(run, begun):
+    programs = _engine.program(_engine.told, 2, False)
+    with Served(run) as server:
+        for levels in ("0.1", "0.2,0.3", "0.5,0.6,0.7,0.8"):  # few and many
+            assert server.post(f"/v1/predict?quantiles={levels}", begun[1][0]).status_code == 200
+        made = programs._cache_size()
+        for place in range(30):
+            levels = ",".join(f"{(1 + place + i) / 100:g}" for i in range(1 + place % 20))
+            said = server.post(f"/v1/predict?quantiles={levels}", begun[1][0]).json()["predictions"][0]
+            values = [said[f"q{(1 + place + i) / 100:g}"] for i in range(1 + place % 20)]
+            assert values == sorted(values)
+        tiny = [server.post(f"/v1/predict?quantiles={q}", begun[1][0]) for q in ("1e-300", "1e-7", "1", "nan", "1e-6")]
+        assert programs._cache_size() == made
+    assert [said.status_code for said in tiny] == [400] * 4 + [200]
 
 
 def test_tickets_are_bounded_by_their_bytes(run, begun, monkeypatch):

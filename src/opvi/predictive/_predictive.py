@@ -105,20 +105,25 @@ class Predictive(NamedTuple):
         return self._average(self._numeric("a distribution function").cdf(jnp.asarray(y)[None]))
 
     def quantile(self, q: ArrayLike) -> Array:
-        """Return quantiles of the mixture (not of its Gaussian approximation): shape `[B]`, or `[len(q), B]`."""
+        """Return quantiles of the mixture (not of its Gaussian approximation): shape `[B]`, or `[len(q), B]`.
+
+        Args:
+            q: levels, the same for all rows; or, `[Q, B]`, those of each row. Traced ones are not checked.
+        """
         mean = self._numeric("a quantile").mean
-        known = np.asarray(q)  # not a JAX array: the check works inside a compiled function as well
-        if not ((known > 0) & (known < 1)).all():
-            raise ValueError(f"`q` is {q}, but a quantile's level must lie strictly between 0 and 1.")
-        q = jnp.asarray(known, mean.dtype)
-        levels = q.reshape(-1, 1)
+        if not isinstance(q, jax.core.Tracer):
+            q = np.asarray(q)  # not a JAX array: the check works inside a compiled function as well
+            if not ((q > 0) & (q < 1)).all():
+                raise ValueError(f"`q` is {q}, but a quantile's level must lie strictly between 0 and 1.")
+        q = jnp.asarray(q, mean.dtype)
+        levels = q if q.ndim == 2 else q.reshape(-1, 1)
         # Cantelli's inequality brackets the quantiles of any distribution by its mean and deviation.
         middle, sd = self.mean()[None], self.sd()[None]
         bracket = middle - sd * jnp.sqrt((1 - levels) / levels), middle + sd * jnp.sqrt(levels / (1 - levels))
 
         inside = any(isinstance(leaf, jax.core.Tracer) for leaf in jax.tree.leaves((self, q)))
         low, high = (_halved if inside else _compiled)(self, levels, bracket)
-        found = ((low + high) / 2).reshape(*q.shape, mean.shape[1])
+        found = ((low + high) / 2).reshape(*q.shape[: 1 if q.ndim else 0], mean.shape[1])
         return jnp.round(found) if isinstance(self.components, Poisson | NegativeBinomial) else found
 
     def interval(self, coverage: float = 0.9) -> tuple[Array, Array]:

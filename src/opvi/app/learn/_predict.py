@@ -19,6 +19,9 @@ from opvi.running import CheckpointError, Engine
 from opvi.running._checkpoint import shaped
 from opvi.types import Array, ArrayLike, Sampler, as_key
 
+FEW_LEVELS, MANY_LEVELS = 3, 20  # quantiles that a program has room for
+CLOSEST = 1e-6  # that a quantile's level may be to 0 or 1: nearer ones a float32 does not tell apart
+
 Columns = dict[str, ArrayLike]  # by their names
 
 
@@ -81,8 +84,10 @@ def predict(
         source: rows without a target, or with one that is ignored.
         quantiles: the levels to return for a regression.
     """
-    if known.schema.task == "regression" and not all(0 < q < 1 for q in quantiles):
-        raise TableError(f"the quantiles are {list(quantiles)}, but each must lie strictly between 0 and 1.")
+    if known.schema.task == "regression" and not all(map(is_level, quantiles)):
+        raise TableError(
+            f"the quantiles are {list(quantiles)}, but each must lie strictly between 0 and 1, by {CLOSEST:g} or more."
+        )
     engine = Engine(known.sampler, known.settings.seed, state=known.tree["state"])
     levels = tuple(float(q) for q in quantiles)
     some = False
@@ -108,10 +113,10 @@ def predicted(engine: Engine, schema: Schema, x: np.ndarray, levels: tuple[float
     if schema.task == "regression":
         names = ["mean", "sd", *(f"q{q:g}" for q in levels)]
         what = _count_numbers if schema.counts else _positive_numbers if schema.positive else _numbers
-        said = engine.ask(asked, what, levels)[: len(x)].T
+        said = engine.ask(asked, what, others=_levels(levels, len(asked)))[: len(x)].T
         return {
             name: values.astype(np.float64) + schema.shift if schema.shift and name != "sd" else values
-            for name, values in zip(names, said, strict=True)
+            for name, values in zip(names, said, strict=False)  # some levels only fill the room
         }
     probabilities = engine.ask(asked, Predictive.probabilities)[: len(x), : len(schema.classes)]
     probabilities = probabilities / probabilities.sum(1, keepdims=True)  # a model may have room for more classes
@@ -119,19 +124,34 @@ def predicted(engine: Engine, schema: Schema, x: np.ndarray, levels: tuple[float
     return {"prediction": named, **{f"p={label}": p for label, p in zip(schema.classes, probabilities.T, strict=True)}}
 
 
-def _numbers(predictive: Predictive, levels: tuple[float, ...]) -> Array:
+def is_level(q: float) -> bool:
+    """Return whether a quantile's level is one that a float32 tells from 0 and 1."""
+    return CLOSEST <= q <= 1 - CLOSEST
+
+
+def _levels(levels: tuple[float, ...], rows: int) -> tuple[np.ndarray, ...]:
+    """Return the levels of each row, `[rows, room]`: data of a program, so that other levels need no other program."""
+    if not levels:
+        return ()
+    room = FEW_LEVELS if len(levels) <= FEW_LEVELS else -(-len(levels) // MANY_LEVELS) * MANY_LEVELS
+    wide = np.full(room, 0.5, np.float32)
+    wide[: len(levels)] = levels
+    return (np.broadcast_to(wide, (rows, room)),)
+
+
+def _numbers(predictive: Predictive, levels: Array | None = None) -> Array:
     """Mean, standard deviation and quantiles, `[rows, …]`."""
-    quantiles = predictive.quantile(levels) if levels else ()
+    quantiles = () if levels is None else predictive.quantile(levels.T)
     return jnp.stack([predictive.mean(), predictive.sd(), *quantiles], 1)
 
 
-def _positive_numbers(predictive: Predictive, levels: tuple[float, ...]) -> Array:
+def _positive_numbers(predictive: Predictive, levels: Array | None = None) -> Array:
     """Return the same for a target whose logarithm was learnt."""
-    quantiles = jnp.exp(predictive.quantile(levels)) if levels else ()
+    quantiles = () if levels is None else jnp.exp(predictive.quantile(levels.T))
     return jnp.stack([*positive_moments(predictive), *quantiles], 1)
 
 
-def _count_numbers(predictive: Predictive, levels: tuple[float, ...]) -> Array:
+def _count_numbers(predictive: Predictive, levels: Array | None = None) -> Array:
     """Return the same for a count, whose quantiles are whole numbers."""
-    quantiles = count_quantiles(predictive, levels) if levels else ()
+    quantiles = () if levels is None else count_quantiles(predictive, levels.T)
     return jnp.stack([*count_moments(predictive), *quantiles], 1)

@@ -100,7 +100,7 @@ def count_moments(predictive: Predictive) -> tuple[Array, Array]:
     return jnp.maximum(COUNT_BEND * mean - COUNT_SHIFT, 0), sd
 
 
-def count_quantiles(predictive: Predictive, levels: tuple[float, ...]) -> Array:
+def count_quantiles(predictive: Predictive, levels: Array) -> Array:
     r"""Return the smallest k with $P(Y \le k) = F(g(k + 1/2))$ of at least each level."""
     edge = COUNT_BEND * jnp.sinh(jnp.maximum(predictive.quantile(levels), 0)) ** 2 - COUNT_SHIFT
     return jnp.maximum(jnp.ceil(edge - 0.5), 0)

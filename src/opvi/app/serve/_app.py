@@ -15,6 +15,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from opvi.adapters._tables import Json, Schema
 from opvi.adapters._tables._messages import Row, rows_of
+from opvi.app.learn._predict import MANY_LEVELS, is_level
 from opvi.app.report._page import LIVE_POLICY
 from opvi.app.serve import _v2 as v2
 from opvi.app.serve._apart import Apart
@@ -30,7 +31,7 @@ from opvi.app.serve._worker import Answer, answer, refused
 from opvi.app.serve._writer import Writer
 
 KEY = re.compile(r"[\x20-\x7e]{1,200}")
-MOST_LEVELS = 20
+MOST_LEVELS = MANY_LEVELS
 
 
 Handler = Callable[[Service, Request], Awaitable[Answer]]
@@ -129,16 +130,19 @@ def _failure(error: Exception) -> Answer:
 
 async def warm(service: Service) -> None:
     """Predict and learn once, so that the first client does not wait for compilation."""
-    await _asked(service, lambda schema: [{schema.used[0]: "0"}], LEVELS, lambda said: answer({}))
+    await _asked(service, 0, lambda schema: [{schema.used[0]: "0"}], LEVELS, lambda said: answer({}))
     await service.behind.figures()
 
 
 async def _asked(
-    service: Service, read: Callable[[Schema], list[Row]], levels: tuple[float, ...], write: Callable[[Said], Answer]
+    service: Service,
+    size: int,
+    read: Callable[[Schema], list[Row]],
+    levels: tuple[float, ...],
+    write: Callable[[Said], Answer],
 ) -> Answer:
     reply = service.loop.create_future()
-    service.asking.put(Asked(read, levels, write, reply))
-    return await reply
+    return service.asking.put(Asked(size, read, levels, write, reply)) or await reply
 
 
 # --- version 1: rows ------------------------------------------------------------------------------
@@ -156,7 +160,7 @@ async def predict(service: Service, request: Request) -> Answer:
     try:
         levels = _levels(query["quantiles"]) if "quantiles" in query else LEVELS
     except ValueError:
-        return refused(400, f"`quantiles` must be at most {MOST_LEVELS} numbers strictly between 0 and 1: 0.05,0.95.")
+        return refused(400, f"`quantiles` must be at most {MOST_LEVELS} numbers strictly between 0 and 1, such as 0.05,0.95.")
 
     def keep(values: list[Json | None]) -> str:
         name = ticket or new_ticket()
@@ -165,12 +169,12 @@ async def predict(service: Service, request: Request) -> Answer:
         return name
 
     write = partial(_predictions, keep=None if ticket is None else keep)
-    return await _asked(service, lambda _: rows_of(body), levels, write)
+    return await _asked(service, len(body), lambda _: rows_of(body), levels, write)
 
 
 def _levels(text: str) -> tuple[float, ...]:
     levels = tuple(float(word) for word in text.split(",")) if text else ()
-    if len(levels) > MOST_LEVELS or not all(0 < level < 1 for level in levels):
+    if len(levels) > MOST_LEVELS or not all(map(is_level, levels)):
         raise ValueError
     return levels
 
@@ -217,7 +221,7 @@ async def infer(service: Service, request: Request) -> Answer:
     if isinstance(body, Answer):
         return body
     asked = v2.Inference(service.options.name, body, request.headers.get(v2.HEADER))
-    return _unknown(service, request) or await _asked(service, asked.read, LEVELS, asked.write)
+    return _unknown(service, request) or await _asked(service, len(body), asked.read, LEVELS, asked.write)
 
 
 async def model_metadata(service: Service, request: Request) -> Answer:

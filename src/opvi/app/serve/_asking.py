@@ -1,5 +1,7 @@
 """Predictions for requests: waiting requests are encoded and answered together, with the last published state."""
 
+import itertools
+import threading
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
@@ -8,12 +10,15 @@ import numpy as np
 from opvi.adapters._tables import Json, Rejected, Schema
 from opvi.adapters._tables._jsonlines import BadLineError
 from opvi.adapters._tables._messages import Row, block_of
-from opvi.app.learn._predict import predicted
+from opvi.app.learn._predict import FEW_LEVELS, predicted
 from opvi.app.serve._worker import Answer, Loop, Reply, Worker, deliver, refused
 from opvi.app.serve._writer import Published
 from opvi.running import Engine
 
 AT_ONCE = 64  # requests that are answered together
+TOGETHER = 1 << 19  # bytes of requests that are answered together, about
+LARGE = 1 << 14  # bytes of a request that others do not wait for
+WAITING_BYTES = 1 << 26  # of requests that are not answered yet
 MOST_ROWS = 10_000  # of a request
 LEVELS = (0.05, 0.5, 0.95)  # quantiles, where none are asked for
 
@@ -37,6 +42,7 @@ class Said(NamedTuple):
 class Asked(NamedTuple):
     """A request for predictions."""
 
+    size: int  # bytes
     read: Callable[[Schema], list[Row]]  # may raise a `BadLineError`
     levels: tuple[float, ...]
     write: Callable[[Said], Answer]
@@ -44,7 +50,7 @@ class Asked(NamedTuple):
 
 
 class Asking:
-    """Answers requests in its own thread while learning continues.
+    """Answers requests in its own threads while learning continues: one for large requests, which others do not wait for.
 
     Args:
         published: returns the state to predict with.
@@ -53,22 +59,41 @@ class Asking:
 
     def __init__(self, published: Callable[[], Published], loop: Loop):
         self._published, self._loop = published, loop
-        self._engine: Engine | None = None
-        self._worker: Worker[Asked] = Worker("asking", self._take, AT_ONCE)
+        self._engines: dict[str, Engine] = {}  # one for each thread
+        self._lock, self._waiting = threading.Lock(), 0  # bytes of requests that were put in and are not answered
+        self._small: Worker[Asked] = Worker("asking", self._take, AT_ONCE)
+        self._large: Worker[Asked] = Worker("asking-large", self._take, AT_ONCE)
 
-    def put(self, asked: Asked) -> None:
-        """Take a request."""
-        self._worker.put(asked)
+    def put(self, asked: Asked) -> Answer | None:
+        """Take a request, or return why not."""
+        if self._waiting > WAITING_BYTES:
+            return refused(429, "too many requests wait to be answered. Try again later.", Retry_After="1")
+        self._count(asked.size)
+        (self._large if asked.size > LARGE or len(asked.levels) > FEW_LEVELS else self._small).put(asked)
+        return None
+
+    def _count(self, size: int) -> None:
+        with self._lock:
+            self._waiting += size
 
     def close(self) -> None:
         """Answer the waiting requests, then end."""
-        self._worker.close()
+        self._small.close()
+        self._large.close()
 
     def _take(self, questions: list[Asked]) -> None:
+        while questions:
+            sizes = itertools.accumulate(one.size for one in questions)
+            count = max(1, sum(size <= TOGETHER for size in sizes))
+            self._group(questions[:count])
+            questions = questions[count:]
+
+    def _group(self, questions: list[Asked]) -> None:
         answers: list[tuple[Reply, Answer]] = []
         for levels in dict.fromkeys(one.levels for one in questions):
             some = [one for one in questions if one.levels == levels]
             answers += self._safely(some, levels)
+        self._count(-sum(one.size for one in questions))
         deliver(self._loop, answers)
 
     def _safely(self, questions: Sequence[Asked], levels: tuple[float, ...]) -> list[tuple[Reply, Answer]]:
@@ -113,11 +138,13 @@ class Asking:
         return answers
 
     def _asked(self, known: Published) -> Engine:
-        """Return the engine that answers; a new one if the model has grown."""
-        if self._engine is None or self._engine.sampler is not known.sampler:
-            self._engine = Engine(known.sampler, known.seed, state=known.state)
-        self._engine.state = known.state
-        return self._engine
+        """Return the engine that answers in this thread; a new one if the model has grown."""
+        name = threading.current_thread().name
+        engine = self._engines.get(name)
+        if engine is None or engine.sampler is not known.sampler:
+            engine = self._engines[name] = Engine(known.sampler, known.seed, state=known.state)
+        engine.state = known.state
+        return engine
 
 
 def _by_rows(schema: Schema, columns: dict[str, np.ndarray]) -> list[Json]:
