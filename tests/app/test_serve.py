@@ -366,6 +366,54 @@ def test_what_came_under_a_ticket_is_logged_byte_for_byte(run, begun):
         np.testing.assert_array_equal(server.made.learner.waiting[0], waiting[0])
 
 
+@pytest.mark.parametrize(
+    "shape",
+    [
+        [1, *[10**300] * 20_000],
+        [1, *[1e308] * 20_000],
+        [1, *[1] * 200_000],
+        [True],
+        [1.0],
+        ["1"],
+        {"0": 1},
+        [[1]],
+        [-1],
+        [],
+        [2, 2],
+        [10**4000, 1],
+    ],
+    ids=lambda shape: str(shape)[:12],
+)
+def test_a_tensor_s_shape_is_looked_at_before_anything_is_multiplied(run, shape):
+    column = {"name": "a", "shape": shape, "datatype": "FP64", "data": [1.0]}
+    with Served(run) as server:
+        began = time.perf_counter()
+        said = server.post("/v2/models/model/infer", {"inputs": [column]})
+        took = time.perf_counter() - began
+    assert said.status_code == 400
+    assert "[n] or [n, 1] is needed" in said.json()["error"] or "not an inference request" in said.json()["error"]
+    assert len(said.content) < 1000
+    assert took < 5  # not a measurement: to multiply these takes minutes
+
+
+@pytest.mark.parametrize("size", [-5, "1", 10**30, 9, 1.5, True])
+def test_the_size_of_a_binary_tensor_is_that_of_bytes_that_are_there(run, size):
+    column = {"name": "a", "shape": [1], "datatype": "FP64", "parameters": {"binary_data_size": size}}
+    head = json.dumps({"inputs": [column]}).encode()
+    with Served(run) as server:
+        more = {"inference-header-content-length": str(len(head))}
+        said = server.client.request("POST", "/v2/models/model/infer", head + bytes(8), more)
+    assert (said.status_code, "`binary_data_size`" in said.json()["error"]) == (400, True)
+
+
+@pytest.mark.parametrize("mark", [b"[", b"{", b",", b'{"a":'])
+@pytest.mark.parametrize("path", ["/v1/learn", "/v1/predict", "/v2/models/model/infer"])
+def test_json_of_too_many_values_is_not_read(run, path, mark):
+    with Served(run) as server:
+        said = server.post(path, b"[" + mark * 300_000)
+    assert (said.status_code, "values, but at most" in said.json()["error"]) == (400, True)
+
+
 def test_other_quantiles_need_no_other_program(run, begun):
     programs = _engine.program(_engine.told, 2, False)
     with Served(run) as server:

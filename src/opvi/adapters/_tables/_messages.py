@@ -7,8 +7,11 @@ import numpy as np
 import pyarrow as pa
 
 from opvi.adapters._tables._block import Block, Rejected, shown
-from opvi.adapters._tables._jsonlines import WORDS, as_row, constant, decoded, distinct
+from opvi.adapters._tables._jsonlines import WORDS, BadLineError, as_row, constant, decoded, distinct
 from opvi.adapters._tables._schema import Schema
+
+
+MOST_VALUES = 1 << 17  # in a message: to read as many takes a tenth of a second
 
 
 class Number(str):
@@ -21,9 +24,17 @@ DECODER = json.JSONDecoder(parse_float=Number, parse_int=Number, parse_constant=
 
 def rows_of(text: bytes) -> list[Row]:
     """Return the rows of a JSON object, or of an array of objects; raise a `BadLineError` with the reason."""
+    refuse_many_values(text)
     found = decoded(text, DECODER)
     escaped = b"\\u" in text
     return [as_row(row, escaped) for row in (found if type(found) is list else [found])]
+
+
+def refuse_many_values(text: bytes) -> None:
+    """Refuse JSON that would take long to read, or fifty times its bytes as objects; nothing is read for that."""
+    marks = sum(text.count(mark) for mark in (b",", b"[", b"{"))
+    if marks > MOST_VALUES:
+        raise BadLineError(f"about {marks:,} values, but at most {MOST_VALUES:,} are read at once: send fewer rows")
 
 
 def block_of(rows: Sequence[Row | Rejected], first: int, schema: Schema | None = None) -> Block:

@@ -14,13 +14,14 @@ import numpy as np
 
 from opvi.adapters._tables import Json, Schema
 from opvi.adapters._tables._jsonlines import BadLineError
-from opvi.adapters._tables._messages import Number, Row
+from opvi.adapters._tables._messages import Number, Row, refuse_many_values
 from opvi.app.serve._asking import LEVELS, MOST_ROWS, Said
 from opvi.app.serve._worker import Answer, answer, refused
 
 VERSION = "1"  # of every model
 HEADER = "inference-header-content-length"  # bytes of JSON, where tensors follow in binary
 KINDS = {"number": "FP64", "boolean": "BOOL"}  # of columns; all others are strings
+MOST_SIDES = 4  # of a column's shape: [n], [n, 1], …
 DTYPES = {
     "BOOL": "?",
     **{f"UINT{8 * size}": f"<u{size}" for size in (1, 2, 4, 8)},
@@ -74,6 +75,7 @@ class Inference:
         end = len(self._body) if self._length is None else int(self._length)
         if not 0 <= end <= len(self._body):
             raise BadLineError(f"{HEADER} is {self._length}, but the body has {len(self._body):,} bytes")
+        refuse_many_values(self._body[:end])
         self._request = json.loads(self._body[:end])
         known = [column.name for column in schema.columns]
         columns: dict[str, list[Any]] = {}
@@ -91,17 +93,20 @@ class Inference:
 
     def _values(self, tensor: Json, at: int) -> tuple[list[Any], int]:
         """Return the values of a tensor as in rows, and where the next binary tensor begins."""
-        shape, kind = [int(side) for side in tensor["shape"]], tensor["datatype"]
-        count = shape[0]
-        if not 0 < count <= MOST_ROWS or math.prod(shape) != count:
-            raise BadLineError(f"an input has the shape {shape}, but [n] or [n, 1] is needed, n from 1 to {MOST_ROWS}")
+        shape, kind = tensor["shape"], tensor["datatype"]
+        count = shape[0] if _is_column(shape) else 0
+        if not 0 < count <= MOST_ROWS:
+            shown = json.dumps(shape)[:60]
+            raise BadLineError(f"an input has the shape {shown}, but [n] or [n, 1] is needed, n from 1 to {MOST_ROWS}")
         size = (tensor.get("parameters") or {}).get("binary_data_size")
         if size is None:
             values = np.array(tensor["data"], object).ravel().tolist()
             values = [_plain(value) for value in values]
         else:
-            data = self._body[at : at + int(size)]
-            at += int(size)
+            if type(size) is not int or not 0 <= size <= len(self._body) - at:
+                raise BadLineError("an input's `binary_data_size` is not the number of its bytes in the body")
+            data = self._body[at : at + size]
+            at += size
             found = _texts(data) if kind == "BYTES" else np.frombuffer(data, DTYPES[kind]).tolist()
             values = [_plain(value) for value in found]
         if len(values) != count:
@@ -144,6 +149,13 @@ class Inference:
             return made
         headers = (("content-type", "application/octet-stream"), (HEADER, str(len(made.body))))
         return Answer(200, b"".join([made.body, *parts]), headers)
+
+
+def _is_column(shape: object) -> bool:
+    """Return whether this is the shape of one column; nothing is multiplied, because the numbers may be anything."""
+    if type(shape) is not list or not 1 <= len(shape) <= MOST_SIDES or not all(type(side) is int for side in shape):
+        return False
+    return shape[1:] == [1] * (len(shape) - 1)
 
 
 def _plain(value: object) -> object:
