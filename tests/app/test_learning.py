@@ -204,6 +204,27 @@ def test_a_signal_while_waiting_for_rows_ends_the_wait(tmp_path):
     assert int(learnt(RunDirectory(tmp_path / "run")).tree["state"].rows) == 300
 
 
+def test_predictions_that_are_not_finite_are_counted_said_and_end_with_a_status(table, tmp_path, capsys, monkeypatch):
+    def broken(learner, share):
+        state = learner.engine.state
+        learner.engine.state = jax.tree.map(lambda leaf: leaf * np.nan if leaf.dtype.kind == "f" else leaf, state)
+
+    whole = learn(table, tmp_path / "whole")
+    done = learn(table, tmp_path / "run", show=broken)
+    told = json.loads((tmp_path / "run" / "metrics.json").read_text())
+    assert (whole.summary().unsound, whole.summary().broken) == (0, False)
+    assert done.summary().broken
+    assert told["predictions_not_finite"] > 1300
+    assert told["predictions_not_finite"] + done.summary().total.count == 1499 - learner.BATCH
+    assert "rows were predicted as something that is not a finite number" in str(contents(learnt(done.run), "", "").notes)
+    assert cli.main(["learn", str(table), "--run", str(tmp_path / "run"), "--resume"]) == 4
+    said = capsys.readouterr()
+    assert "predictions not finite, in no other figure" in said.out
+    assert "not a finite number" in said.err
+    assert cli.main(["predict", str(tmp_path / "run"), str(table), "-o", str(tmp_path / "out.csv")]) == 0
+    assert "1,500 of them without a prediction" in capsys.readouterr().err
+
+
 # --- the folder ---------------------------------------------------------------------------------
 
 

@@ -33,6 +33,7 @@ SHAPING = (
     *("positive", "counts", "hidden", "particles", "half_life", "memory_rows", "neighbour_rows", "seed"),
 )
 DRIFTED = 3  # the exit status where the data changed
+BROKEN = 4  # and where the model's last predictions were not finite
 
 
 def add_learn(commands: Commands) -> None:
@@ -157,6 +158,13 @@ def learn(options: argparse.Namespace) -> int:
             print(f"  {shlex.join(again)}", file=sys.stderr)
             return EXIT.get(str(why), 1)
         _end(made.learner, folder)
+        if made.learner.summary().broken:
+            print(
+                "opvi: the last rows were predicted as something that is not a finite number, so the model is of no "
+                "use as it is. Look for extreme values in the table; then learn again in another run: `--run DIR`.",
+                file=sys.stderr,
+            )
+            return BROKEN
         if options.alarm_exit and made.learner.summary().alarm_count > before:
             return DRIFTED
     return 0

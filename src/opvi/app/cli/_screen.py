@@ -139,6 +139,8 @@ def figures_of(learner: "Learner", rate: float | None) -> list[tuple[str, str]]:
         figures.append(("classes met later", f"{late:,}"))
     if told.refused:
         figures.append(("batches refused", f"{told.refused:,}"))
+    if told.unsound:
+        figures.append(("predictions not finite, in no other figure", f"{told.unsound:,}"))
     return figures
 
 

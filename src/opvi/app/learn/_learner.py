@@ -408,6 +408,7 @@ class Learner:
             "drift_alarms": told.alarm_count,
             "jump_probability": plain(told.probability),
             "refused_batches": told.refused,
+            "predictions_not_finite": told.unsound,
             **self.figures.told(self.schema.task, self.schema.classes),
         }
         if self.schema.task == "regression":

@@ -22,6 +22,8 @@ from opvi.types import Array, ArrayLike, Sampler, as_key
 FEW_LEVELS, MANY_LEVELS = 3, 20  # quantiles that a program has room for
 CLOSEST = 1e-6  # that a quantile's level may be to 0 or 1: nearer ones a float32 does not tell apart
 
+NOT_FINITE = "its prediction is not a finite number"
+
 Columns = dict[str, ArrayLike]  # by their names
 
 
@@ -97,11 +99,14 @@ def predict(
         encoded = known.schema.encode(block, with_target=False)
         at = encoded.row - block.first
         columns: Columns = {"row": np.arange(block.first, block.first + block.rows)}
-        for name, values in predicted(engine, known.schema, encoded.x, levels).items():
+        said = predicted(engine, known.schema, encoded.x, levels)
+        odd = unsound(said)
+        for name, values in said.items():
             wide = np.full(block.rows, None if values.dtype == object else np.nan, values.dtype)
-            wide[at] = values
+            wide[at[~odd]] = values[~odd]
             columns[name] = wide
-        yield columns, encoded.rejected
+        more = [Rejected(int(row), NOT_FINITE, "") for row in encoded.row[odd]]
+        yield columns, sorted([*encoded.rejected, *more])
     if not some:  # the names of the columns all the same
         nothing = np.zeros((0, len(known.schema.features)), np.float32)
         yield {"row": np.arange(0), **predicted(engine, known.schema, nothing, levels)}, []
@@ -122,6 +127,13 @@ def predicted(engine: Engine, schema: Schema, x: np.ndarray, levels: tuple[float
     probabilities = probabilities / probabilities.sum(1, keepdims=True)  # a model may have room for more classes
     named = np.array(schema.classes, object)[probabilities.argmax(1)]
     return {"prediction": named, **{f"p={label}": p for label, p in zip(schema.classes, probabilities.T, strict=True)}}
+
+
+def unsound(columns: dict[str, np.ndarray]) -> np.ndarray:
+    """Return which rows have a prediction that is not finite."""
+    numbers = [values for values in columns.values() if values.dtype != object]
+    out: np.ndarray = ~np.isfinite(np.stack(numbers)).all(0)
+    return out
 
 
 def is_level(q: float) -> bool:

@@ -69,6 +69,9 @@ def contents(known: Learnt, title: str, command: str) -> Contents:
     refused = (
         f"{summary.refused:,} batches taught nothing, because their update was not finite. Look at extreme values."
     )
+    unsound = (
+        f"{summary.unsound:,} rows were predicted as something that is not a finite number. They are in no figure here."
+    )
     made = Contents(
         title=title,
         task="regression" if schema.task == "regression" else "classification",
@@ -89,7 +92,12 @@ def contents(known: Learnt, title: str, command: str) -> Contents:
         settings=_settings(known),
         versions={**known.about.get("versions", {})},
         command=command,
-        notes=[*schema.notes, *known.damaged, *([refused] if summary.refused else [])],
+        notes=[
+            *schema.notes,
+            *known.damaged,
+            *([refused] if summary.refused else []),
+            *([unsound] if summary.unsound else []),
+        ],
     )
     sample = np.asarray(kept_rows(state)[0])
     if not len(sample):

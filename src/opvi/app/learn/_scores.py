@@ -67,7 +67,8 @@ class Scores(NamedTuple):
     alarms: np.ndarray  # rows at which the alarm sounded
     alarm_count: np.ndarray
     refused: np.ndarray  # batches whose update was not finite
-    probability: np.ndarray | float = 0.0  # that the data have jumped, after the last batch
+    unsound: np.ndarray  # [2]: rows whose prediction was not finite: of all, and of the last batch
+    probability: np.ndarray | float  # that the data have jumped, after the last batch
 
 
 def start(task: str, classes: int) -> Scores:
@@ -87,14 +88,31 @@ def start(task: str, classes: int) -> Scores:
         np.zeros(0, np.int64),
         zero,
         zero,
+        np.zeros(2, np.int64),
         np.zeros(()),
     )
 
 
 def counted(fed: Fed) -> np.ndarray:
-    """Return which rows were predicted; the first batch cannot be."""
+    """Return which rows were predicted; those whose prediction is not finite count by themselves, see `unsound`."""
+    return predictable(fed) & _finite(fed)
+
+
+def unsound(fed: Fed) -> np.ndarray:
+    """Return which rows were predicted as something that is not finite."""
+    return predictable(fed) & ~_finite(fed)
+
+
+def predictable(fed: Fed) -> np.ndarray:
+    """Return which rows could be predicted; the first batch cannot be."""
     first = (fed.info.rows == (fed.weight > 0).sum(1))[:, None]
-    return np.isfinite(fed.info.predicted.log_density) & (fed.weight > 0) & ~first
+    return (fed.weight > 0) & ~first
+
+
+def _finite(fed: Fed) -> np.ndarray:
+    said = fed.info.predicted
+    sound: np.ndarray = np.isfinite(said.log_density)
+    return sound if said.mean is None else sound & np.isfinite(said.mean)
 
 
 def add(scores: Scores, task: str, fed: Fed) -> Scores:
@@ -119,6 +137,7 @@ def add(scores: Scores, task: str, fed: Fed) -> Scores:
         scores = scores._replace(batches=scores.batches + len(place), curve=curve, ends=ends)
         at += len(place)
     changed = rows[info.changed]
+    odd = unsound(fed).sum(1)
     return _baseline(scores, task, y, fed.weight)._replace(
         bins=added(scores.bins, scored.bins),
         confidence=added(scores.confidence, scored.confidence),
@@ -126,6 +145,7 @@ def add(scores: Scores, task: str, fed: Fed) -> Scores:
         alarms=np.concatenate([scores.alarms, changed])[-MOST_ALARMS:],
         alarm_count=scores.alarm_count + len(changed),
         refused=scores.refused + (~info.finite).sum(),
+        unsound=np.array([scores.unsound[0] + odd.sum(), odd[-1]]) if len(rows) else scores.unsound,
         probability=np.asarray(info.probability[-1], float) if len(rows) else scores.probability,
     )
 
@@ -170,6 +190,8 @@ class Summary(NamedTuple):
     alarms: list[int]
     alarm_count: int
     refused: int
+    unsound: int  # rows whose prediction was not finite; they are in none of the other figures
+    broken: bool  # whether the last batch had such rows
     probability: float  # that the data have jumped by now
 
 
@@ -201,6 +223,8 @@ def summary(scores: Scores, task: str) -> Summary:
         [int(row) for row in scores.alarms],
         int(scores.alarm_count),
         int(scores.refused),
+        int(scores.unsound[0]),
+        bool(scores.unsound[1]),
         float(scores.probability),
     )
 

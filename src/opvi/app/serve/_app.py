@@ -13,13 +13,13 @@ from starlette.responses import Response
 from starlette.routing import Route
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from opvi.adapters._tables import Json, Schema
-from opvi.adapters._tables._messages import Row, rows_of
+from opvi.adapters._tables import Json
+from opvi.adapters._tables._messages import rows_of
 from opvi.app.learn._predict import MANY_LEVELS, is_level
 from opvi.app.report._page import LIVE_POLICY
 from opvi.app.serve import _v2 as v2
 from opvi.app.serve._apart import Apart
-from opvi.app.serve._asking import LEVELS, Asked, Said, plain
+from opvi.app.serve._asking import LEVELS, Said, plain
 from opvi.app.serve._followed import Followed
 from opvi.app.serve._guard import body_of
 from opvi.app.serve._intake import Sent
@@ -130,19 +130,8 @@ def _failure(error: Exception) -> Answer:
 
 async def warm(service: Service) -> None:
     """Predict and learn once, so that the first client does not wait for compilation."""
-    await _asked(service, 0, lambda schema: [{schema.used[0]: "0"}], LEVELS, lambda said: answer({}))
+    await service.ready()
     await service.behind.figures()
-
-
-async def _asked(
-    service: Service,
-    size: int,
-    read: Callable[[Schema], list[Row]],
-    levels: tuple[float, ...],
-    write: Callable[[Said], Answer],
-) -> Answer:
-    reply = service.loop.create_future()
-    return service.asking.put(Asked(size, read, levels, write, reply)) or await reply
 
 
 # --- version 1: rows ------------------------------------------------------------------------------
@@ -169,7 +158,7 @@ async def predict(service: Service, request: Request) -> Answer:
         return name
 
     write = partial(_predictions, keep=None if ticket is None else keep)
-    return await _asked(service, len(body), lambda _: rows_of(body), levels, write)
+    return await service.ask(len(body), lambda _: rows_of(body), levels, write)
 
 
 def _levels(text: str) -> tuple[float, ...]:
@@ -221,7 +210,7 @@ async def infer(service: Service, request: Request) -> Answer:
     if isinstance(body, Answer):
         return body
     asked = v2.Inference(service.options.name, body, request.headers.get(v2.HEADER))
-    return _unknown(service, request) or await _asked(service, len(body), asked.read, LEVELS, asked.write)
+    return _unknown(service, request) or await service.ask(len(body), asked.read, LEVELS, asked.write)
 
 
 async def model_metadata(service: Service, request: Request) -> Answer:
@@ -232,7 +221,10 @@ async def model_metadata(service: Service, request: Request) -> Answer:
 
 async def model_ready(service: Service, request: Request) -> Answer:
     """Return whether the model answers."""
-    return _unknown(service, request) or answer({"name": service.options.name, "ready": True})
+    if unknown := _unknown(service, request):
+        return unknown
+    sound = await service.ready()
+    return answer({"name": service.options.name, "ready": sound}, 200 if sound else 503)
 
 
 async def server_metadata(service: Service, request: Request) -> Answer:
@@ -249,7 +241,8 @@ async def live(service: Service, request: Request) -> Answer:
 
 async def ready(service: Service, request: Request) -> Answer:
     """Return whether the server predicts and learns."""
-    return answer({"ready": service.ready}, 200 if service.ready else 503)
+    sound = await service.ready()
+    return answer({"ready": sound}, 200 if sound else 503)
 
 
 # --- for people and monitors ----------------------------------------------------------------------

@@ -10,7 +10,7 @@ import numpy as np
 from opvi.adapters._tables import Json, Rejected, Schema
 from opvi.adapters._tables._jsonlines import BadLineError
 from opvi.adapters._tables._messages import Row, block_of
-from opvi.app.learn._predict import FEW_LEVELS, predicted
+from opvi.app.learn._predict import FEW_LEVELS, NOT_FINITE, predicted, unsound
 from opvi.app.serve._worker import Answer, Loop, Reply, Worker, deliver, refused
 from opvi.app.serve._writer import Published
 from opvi.running import Engine
@@ -30,7 +30,7 @@ class Said(NamedTuple):
     rows: list[Row]  # that were asked about
     columns: dict[str, np.ndarray]  # by their names, one value for every sound row that was asked about together
     here: slice  # where this request's are among them
-    plain: list[Json]  # the request's own by rows, as JSON says it
+    plain: list[Json | None]  # the request's own by rows, as JSON says it; None for one that is not finite
     sound: list[int]  # the places of those rows in the request
     rejected: list[Rejected]  # the others; `row` is the place in the request
 
@@ -55,10 +55,11 @@ class Asking:
     Args:
         published: returns the state to predict with.
         loop: the event loop that waits for answers.
+        count_unsound: is told how many rows had a prediction that is not finite.
     """
 
-    def __init__(self, published: Callable[[], Published], loop: Loop):
-        self._published, self._loop = published, loop
+    def __init__(self, published: Callable[[], Published], loop: Loop, count_unsound: Callable[[int], None]):
+        self._published, self._loop, self._count_unsound = published, loop, count_unsound
         self._engines: dict[str, Engine] = {}  # one for each thread
         self._lock, self._waiting = threading.Lock(), 0  # bytes of requests that were put in and are not answered
         self._small: Worker[Asked] = Worker("asking", self._take, AT_ONCE)
@@ -128,6 +129,12 @@ class Asking:
         encoded = known.schema.encode(block, with_target=False)
         columns = predicted(self._asked(known), known.schema, encoded.x, levels)
         rows_said = _by_rows(known.schema, columns)
+        odd = unsound(columns)
+        if odd.any():
+            rows_said = [None if strange else said for strange, said in zip(odd.tolist(), rows_said, strict=True)]
+            strange = [Rejected(int(row), NOT_FINITE, "") for row in encoded.row[odd]]
+            encoded = encoded._replace(rejected=sorted([*encoded.rejected, *strange]))
+            self._count_unsound(len(strange))
         places, sound = np.searchsorted(encoded.row, ends).tolist(), encoded.row.tolist()
         for (one, rows), first, low, high in zip(read, ends.tolist(), places, places[1:], strict=False):
             end = first + len(rows)
@@ -147,7 +154,7 @@ class Asking:
         return engine
 
 
-def _by_rows(schema: Schema, columns: dict[str, np.ndarray]) -> list[Json]:
+def _by_rows(schema: Schema, columns: dict[str, np.ndarray]) -> list[Json | None]:
     """Return the predictions of all rows as plain values, converted at once because most requests have one row."""
     if schema.task == "regression":
         lists = [np.asarray(values, float).tolist() for values in columns.values()]

@@ -23,6 +23,11 @@ class Requests:
         self._seconds = Histogram(
             "opvi_request_seconds", "Time of requests.", ["route"], registry=self._registry, buckets=SECONDS
         )
+        self.unsound = Counter(
+            "opvi_answers_not_finite",
+            "Rows whose prediction was not finite, and was not sent.",
+            registry=self._registry,
+        )
         self._found: dict[tuple[str, int], tuple[Counter, Histogram]] = {}  # by labels, which take long to look up
 
     def observe(self, path: str, status: int, seconds: float) -> None:
@@ -94,6 +99,7 @@ def _learning(writer: Writer) -> Iterator[Metric]:
     yield CounterMetricFamily("opvi_rows_logged", "Rows in the log.", writer.log.rows)
     yield CounterMetricFamily("opvi_drift_alarms", "Drift alarms.", told.alarm_count)
     yield CounterMetricFamily("opvi_batches_refused", "Batches whose update was not finite.", told.refused)
+    yield CounterMetricFamily("opvi_predictions_not_finite", "Rows learnt whose prediction was not.", told.unsound)
     gauges = {
         "opvi_queue_rows": ("Rows that are durable and not learnt yet.", float(writer.behind)),
         "opvi_rows_per_second": ("Rows learnt per second, over the last ten.", writer.speed),

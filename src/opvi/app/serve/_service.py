@@ -5,17 +5,20 @@ import time
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager
 
+from opvi.adapters._tables import Schema
+from opvi.adapters._tables._messages import Row
 from opvi.app.learn import Learner, RunDirectory, RunError
 from opvi.app.learn._learner import SERVED, Place
 from opvi.app.learn._model import about_model
 from opvi.app.serve._apart import Apart
-from opvi.app.serve._asking import Asking
+from opvi.app.serve._asking import LEVELS, Asked, Asking, Said
 from opvi.app.serve._behind import Behind
 from opvi.app.serve._followed import Followed
 from opvi.app.serve._intake import replay
 from opvi.app.serve._log import Log
 from opvi.app.serve._metrics import Requests
 from opvi.app.serve._options import Options
+from opvi.app.serve._worker import Answer, answer
 from opvi.app.serve._writer import Published, Writer
 
 LOG = "log"  # the folder of the log in a run's
@@ -60,18 +63,34 @@ class Service:
             run.warm()
         self.options = options
         self.behind = run.ready(loop) if isinstance(run, Apart) else Behind(run, options.name, options.backlog, loop)
-        self.asking = Asking(self.published, loop)
         self.requests = Requests()
+        self.asking = Asking(self.published, loop, self.requests.unsound.inc)
+        self._probed: Published | None = None
+        self._sound = False
         self.page = Page(self.behind.page)
 
     def published(self) -> Published:
         """Return the state that predictions are made with."""
         return self.behind.published
 
-    @property
-    def ready(self) -> bool:
-        """Return whether the service is fully working."""
-        return not self.behind.failed
+    async def ready(self) -> bool:
+        """Return whether the service is fully working: it learns, and what its model predicts is finite."""
+        known = self.published()
+        if self._probed is not known:
+            said = await self.ask(0, lambda _: [{}], LEVELS, lambda said: answer({}, 503 if said.rejected else 200))
+            self._probed, self._sound = known, said.status == 200
+        return self._sound and not self.behind.failed
+
+    async def ask(
+        self,
+        size: int,
+        read: Callable[[Schema], list[Row]],
+        levels: tuple[float, ...],
+        write: Callable[[Said], Answer],
+    ) -> Answer:
+        """Return the answer to a request of so many bytes for predictions, as `write` writes it."""
+        reply = self.loop.create_future()
+        return self.asking.put(Asked(size, read, levels, write, reply)) or await reply
 
     async def metrics(self) -> bytes:
         """Return the metrics for Prometheus."""
