@@ -4,9 +4,11 @@ import json
 from pathlib import Path
 
 import jax
+import numpy as np
 import pytest
 
 from opvi.adapters._tables import Schema, infer_schema, open_source
+from opvi.app.cli import main
 from opvi.app.learn import RunDirectory, RunError, Settings, _model, predict
 from opvi.app.learn import _scores as scores
 from opvi.app.learn._model import described, free_memory, model
@@ -32,6 +34,7 @@ def run(tmp_path: Path, schema: Schema) -> RunDirectory:
         "scores": scores.start("regression", 0),
         "places": [],
         "kinds": {},
+        "waiting": {"x": np.zeros((0, len(schema.features)), np.float32), "y": np.zeros(0, np.float32)},
         "about": described(schema, SETTINGS),
     }
     with run.checkpoints as kept:
@@ -53,6 +56,25 @@ def test_a_table_without_rows_has_its_columns_named(run: RunDirectory, tmp_path:
     assert list(columns) == ["row", "mean", "sd", "q0.5"]
     assert all(len(values) == 0 for values in columns.values())
     assert not rejected
+
+
+def test_before_anything_was_learnt_it_is_said(run: RunDirectory, tmp_path: Path, capsys) -> None:
+    (tmp_path / "t.csv").write_text("a,b\n1,2\n")
+    assert main(["predict", str(run.path), str(tmp_path / "t.csv")]) == 0
+    assert "Nothing was learnt yet: the predictions are the model's first guesses." in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("link", [Path.symlink_to, Path.hardlink_to, None])
+def test_the_source_is_not_written_over(run: RunDirectory, tmp_path: Path, link, capsys) -> None:
+    source, out = tmp_path / "t.csv", tmp_path / "other.csv"
+    source.write_text("a,b\n1,2\n")
+    if link is None:
+        out = tmp_path / "." / "t.csv"
+    else:
+        link(out, source)
+    assert main(["predict", str(run.path), str(source), "-o", str(out)]) == 1
+    assert "is the source itself" in capsys.readouterr().err
+    assert source.read_text() == "a,b\n1,2\n"
 
 
 @pytest.mark.parametrize(

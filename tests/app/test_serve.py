@@ -97,7 +97,7 @@ class Served:
         return self.client.request("GET", path)
 
     def learnt_all(self):
-        while self.made.behind and not self.made.failed:
+        while self.made.unseen and not self.made.failed:
             time.sleep(0.005)
         assert not self.made.failed
 
@@ -439,7 +439,45 @@ def test_a_model_that_predicts_nothing_finite_is_not_ready(run, begun):
     assert said.json()["rejected"] == [{"row": 0, "reason": "its prediction is not a finite number"}]
     assert (infer.status_code, "finite" in infer.json()["error"]) == (400, True)
     assert names["opvi_predictions_not_finite"] >= 20
-    assert names["opvi_answers_not_finite"] == 3  # the probe, and two requests
+    assert names["opvi_answers_not_finite"] >= 3  # two requests, and a probe for each state that was published
+
+
+def test_rows_that_do_not_fill_a_batch_are_in_the_predictions(run, begun):
+    """At once, and after the server has ended; what is learnt keeps the bits of full batches."""
+    rows, asked = [dict(row) for row in begun[1][8:20]], {"a": 0.0, "b": 0.0, "c": 0.0}
+    for row in rows:
+        row["y"] += 50.0
+    with Served(run) as server:
+        before = server.post("/v1/predict", asked).json()["predictions"][0]["mean"]
+        learnt_before = server.made.learner.rows
+        with server.made.lock:  # nothing is learnt yet
+            server.post("/v1/learn", rows)
+            metrics = {family.name: family.samples[0].value for family in _families(server)}
+        assert metrics["opvi_queue_rows"] == 12
+        server.learnt_all()
+        after = server.post("/v1/predict", asked).json()["predictions"][0]["mean"]
+        assert server.made.learner.rows == learnt_before
+        assert len(server.made.learner.waiting[1]) == 12
+        metrics = {family.name: family.samples[0].value for family in _families(server)}
+        assert metrics["opvi_queue_rows"] == 0
+    assert after > before + 1
+    known = learnt(run)
+    assert (len(known.tree["waiting"]["y"]), int(known.state().rows)) == (12, learnt_before + 12)
+    for readonly in (True, False):
+        with Served(run, readonly=readonly) as server:
+            assert server.post("/v1/predict", asked).json()["predictions"][0]["mean"] == after
+
+
+def test_fields_that_are_not_columns_are_named_and_columns_that_are_absent(run, begun):
+    row = begun[1][0]
+    wrong = {{"a": "A"}.get(name, name): value for name, value in row.items()}
+    with Served(run) as server:
+        right = [server.post(path, row).json() for path in ("/v1/predict", "/v1/learn")]
+        said = [server.post(path, wrong).json() for path in ("/v1/predict", "/v1/learn")]
+        many = server.post("/v1/predict", [row, wrong, {f"{place:03}" + "x" * 100: 1 for place in range(50)}]).json()
+    assert all("ignored" not in one and "missing" not in one for one in right)
+    assert [(one["ignored"], one["missing"]) for one in said] == [(["A"], ["a"])] * 2
+    assert (len(many["ignored"]), max(map(len, many["ignored"])), "missing" in many) == (20, 60, False)
 
 
 def test_other_quantiles_need_no_other_program(run, begun):
@@ -485,7 +523,8 @@ def test_prometheus_reads_the_figures(run, begun):
             for sample in family.samples
         }
         summary = server.made.learner.summary()
-    assert found["opvi_rows_learnt_total", ()] == learnt(run).tree["rows"] == 500 + 20  # 19 wait for a full batch
+    assert found["opvi_rows_learnt_total", ()] == int(learnt(run).state().rows) == 500 + 39
+    assert learnt(run).tree["rows"] == 500 + 20  # 19 wait for a full batch
     assert found["opvi_rows_logged_total", ()] == 40
     assert found["opvi_rows_rejected_total", ()] == 1
     assert found["opvi_queue_rows", ()] == 0

@@ -11,6 +11,7 @@ from opvi.adapters._tables._jsonlines import WORDS, BadLineError, as_row, consta
 from opvi.adapters._tables._schema import Schema
 
 
+SHOWN_NAMES, SHOWN_NAME = 20, 60  # fields that are named in an answer, and their letters
 MOST_VALUES = 1 << 17  # in a message: to read as many takes a tenth of a second
 
 
@@ -35,6 +36,22 @@ def refuse_many_values(text: bytes) -> None:
     marks = sum(text.count(mark) for mark in (b",", b"[", b"{"))
     if marks > MOST_VALUES:
         raise BadLineError(f"about {marks:,} values, but at most {MOST_VALUES:,} are read at once: send fewer rows")
+
+
+def unlike(schema: Schema, rows: Sequence[Row]) -> dict[str, list[str]]:
+    """Return the fields that are not columns, as `ignored`, and columns that no row has, as `missing`; at most 20 each.
+
+    A name that is misspelt is in both.
+    """
+    there = rows[0].keys() if len(rows) == 1 else set().union(*rows)
+    known = schema.known
+    if there == known:
+        return {}
+    out = {
+        "ignored": sorted(there - known),
+        "missing": sorted(known - there - {schema.target}),
+    }
+    return {word: [name[:SHOWN_NAME] for name in names[:SHOWN_NAMES]] for word, names in out.items() if names}
 
 
 def block_of(rows: Sequence[Row | Rejected], first: int, schema: Schema | None = None) -> Block:

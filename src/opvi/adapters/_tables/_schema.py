@@ -3,6 +3,7 @@
 import json
 import zlib
 from collections.abc import Callable
+from functools import lru_cache
 from typing import NamedTuple, Self
 
 import numpy as np
@@ -117,6 +118,11 @@ class Schema(NamedTuple):
         """The source's columns that are read, the target last."""
         return [*(column.name for column in self.columns), self.target]
 
+    @property
+    def known(self) -> frozenset[str]:
+        """The same as a set."""
+        return _set_of(tuple(self.used))
+
     def absent(self, columns: list[str]) -> list[str]:
         """Feature columns that a source lacks."""
         return [column.name for column in self.columns if column.name not in columns]
@@ -205,6 +211,11 @@ class Schema(NamedTuple):
             (codes < 0) & ~missing, lambda i: f"{where}: {_value(array, i)} is none of the classes ({known})", reasons
         )
         return codes.astype(np.int32), None
+
+
+@lru_cache(16)
+def _set_of(names: tuple[str, ...]) -> frozenset[str]:
+    return frozenset(names)
 
 
 def count_scale(counts: np.ndarray) -> np.ndarray:

@@ -1,8 +1,10 @@
 """`opvi predict`."""
 
 import argparse
+import os
+import stat
 import sys
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from pathlib import Path
 
 from opvi.app.cli._common import CommandError, Commands, explained, prepare
@@ -47,12 +49,17 @@ def predict(options: argparse.Namespace) -> int:
     except ValueError:
         raise CommandError(f"`--quantiles` is {options.quantiles!r}, but numbers are needed: 0.05,0.5,0.95.") from None
     with explained(options.run):
+        _refuse_own_source(options.source, options.out)
         runs = runs_in(options.run)
         if runs and options.source == "-":
             raise CommandError("a pipe is read once, but every target reads the rows. Save it to a file.")
         each = {target: learnt(RunDirectory(folder)) for target, folder in (runs or {"": options.run}).items()}
         for message in (message for known in each.values() for message in known.damaged):
             print(f"{message} Passed over.", file=sys.stderr)
+        for target, known in each.items():
+            if not known.rows:
+                what = f" of {target}" if target else ""
+                print(f"Nothing was learnt yet: the predictions{what} are the model's first guesses.", file=sys.stderr)
         rows = bad = 0
         with ExitStack() as stack:
             sources = [stack.enter_context(open_source(options.source, options.format)) for _ in each]
@@ -68,3 +75,12 @@ def predict(options: argparse.Namespace) -> int:
     told = f", {bad:,} of them without a prediction" if bad else ""
     print(f"{rows:,} rows{told}" + (f": {options.out}" if options.out != "-" else ""), file=sys.stderr)
     return 0
+
+
+def _refuse_own_source(source: str, out: str) -> None:
+    """Refuse to write over the file that is read, under whatever name."""
+    with suppress(OSError, ValueError):  # one of them is not there, or has no number
+        read = os.fstat(sys.stdin.fileno()) if source == "-" else Path(source).stat()
+        written = os.fstat(sys.stdout.fileno()) if out == "-" else Path(out).stat()
+        if stat.S_ISREG(read.st_mode) and os.path.samestat(read, written):
+            raise CommandError(f"the predictions would be written over {source}: {out} is the source itself.")

@@ -17,7 +17,7 @@ from opvi.app.learn._classes import met
 from opvi.app.learn._columns import ColumnSums
 from opvi.app.learn._directory import METRICS, RunDirectory, RunError
 from opvi.app.learn._figures import Figures
-from opvi.app.learn._model import Settings, check_columns, described, describes, later, model
+from opvi.app.learn._model import BATCH, Settings, check_columns, described, describes, later, model
 from opvi.app.learn._places import Place
 from opvi.app.learn._stopping import Stop, Stopped, blocks_of
 from opvi.app.learn._telling import Teller
@@ -27,7 +27,6 @@ from opvi.running._checkpoint import shaped
 from opvi.running._saving import SAVE_EVERY, Pace
 from opvi.types import Batch, Sampler
 
-BATCH = 20  # rows learnt at once
 ROWS = 256 * BATCH  # of the source at most, between two looks at the clock
 FEW_ROWS = 5 * BATCH  # at first; more as long as they are learnt quickly
 QUICK, SLOW = 0.25, 1.0  # seconds

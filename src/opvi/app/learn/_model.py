@@ -10,11 +10,13 @@ import jax
 from opvi.adapters._tables import Block, Json, Schema, TableError
 from opvi.app.learn._directory import RunDirectory, RunError
 from opvi.app.learn._scales import Counts, Positive
+from opvi.running import Engine
 from opvi.running._rows import size_of
 from opvi.tracking import classifier, regressor, remembering, watched
 from opvi.tracking._regressor import EARLY_ROWS, chosen_seats, chosen_sizes
-from opvi.types import Sampler, as_key
+from opvi.types import Sampler, State, as_key
 
+BATCH = 20  # rows learnt at once
 MOST_BYTES = 1 << 30  # of a model's state
 WHILE_LEARNING = 4  # times its state a model needs, for temporaries and checkpoints
 SAMPLE = 256  # rows kept for the report, a uniform sample of all that were learnt
@@ -139,6 +141,20 @@ def describes(text: object, schema: Schema, settings: Settings) -> bool:
         return Schema.from_json(columns) == schema and before == settings
     except (ValueError, TypeError):
         return False
+
+
+def with_waiting(engine: Engine) -> State:
+    """Return an engine's state as if the rows that wait for a full batch had been learnt; the engine stays as it is.
+
+    So predictions know every row at once, and the bits of the run do not depend on when somebody asked.
+    """
+    if engine.waiting is None:
+        return engine.state
+    ahead = Engine(engine.sampler, engine.key, batch=engine.batch, state=engine.state)
+    ahead.waiting = engine.waiting
+    x, y = engine.waiting.data
+    ahead.feed((x[:0], y[:0]), last=True)
+    return ahead.state
 
 
 def described(schema: Schema, settings: Settings) -> str:

@@ -12,12 +12,12 @@ from opvi.app.learn import _scores as scoring
 from opvi.app.learn._columns import ColumnSums
 from opvi.app.learn._directory import RunDirectory, RunError
 from opvi.app.learn._figures import Figures
-from opvi.app.learn._model import Settings, about_model, check_columns, describes, later, model
+from opvi.app.learn._model import BATCH, Settings, about_model, check_columns, describes, later, model, with_waiting
 from opvi.app.learn._scales import count_moments, count_quantiles, positive_moments
 from opvi.predictive import Predictive
 from opvi.running import CheckpointError, Engine
 from opvi.running._checkpoint import shaped
-from opvi.types import Array, ArrayLike, Sampler, as_key
+from opvi.types import Array, ArrayLike, Batch, Sampler, State, as_key
 
 FEW_LEVELS, MANY_LEVELS = 3, 20  # quantiles that a program has room for
 CLOSEST = 1e-6  # that a quantile's level may be to 0 or 1: nearer ones a float32 does not tell apart
@@ -37,6 +37,18 @@ class Learnt(NamedTuple):
     tree: Json
     damaged: list[str]  # newer checkpoints that were passed over
 
+    @property
+    def rows(self) -> int:
+        """The number of rows that `state` has learnt."""
+        return int(self.tree["state"].rows) + len(self.tree["waiting"]["y"])
+
+    def state(self) -> State:
+        """Return the state to predict with: also rows that wait for a full batch are learnt in it."""
+        engine = Engine(self.sampler, self.settings.seed, batch=BATCH, state=self.tree["state"])
+        x, y = self.tree["waiting"]["x"], self.tree["waiting"]["y"]
+        engine.waiting = Batch((x, y), np.ones(len(y), np.float32)) if len(y) else None  # type: ignore[arg-type]
+        return with_waiting(engine)
+
 
 def learnt(run: RunDirectory) -> Learnt:
     """Read a run without changing anything in its folder."""
@@ -51,7 +63,7 @@ def learnt(run: RunDirectory) -> Learnt:
         )
     if tree is None:
         raise RunError(f"{run.path} has no checkpoint yet. Let it learn first: `opvi learn … --resume`.")
-    if not isinstance(tree, dict) or not {"state", "scores", "places", "kinds"} <= set(tree):
+    if not isinstance(tree, dict) or not {"state", "scores", "places", "kinds", "waiting"} <= set(tree):
         raise RunError(f"the checkpoints of {run.path} do not belong to a run.")
     begun, why = schema, ""
     try:
@@ -90,7 +102,7 @@ def predict(
         raise TableError(
             f"the quantiles are {list(quantiles)}, but each must lie strictly between 0 and 1, by {CLOSEST:g} or more."
         )
-    engine = Engine(known.sampler, known.settings.seed, state=known.tree["state"])
+    engine = Engine(known.sampler, known.settings.seed, state=known.state())
     levels = tuple(float(q) for q in quantiles)
     some = False
     for block in source.blocks():

@@ -14,7 +14,7 @@ from starlette.routing import Route
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from opvi.adapters._tables import Json
-from opvi.adapters._tables._messages import rows_of
+from opvi.adapters._tables._messages import rows_of, unlike
 from opvi.app.learn._predict import MANY_LEVELS, is_level
 from opvi.app.report._page import LIVE_POLICY
 from opvi.app.serve import _v2 as v2
@@ -171,6 +171,9 @@ def _levels(text: str) -> tuple[float, ...]:
 def _predictions(said: Said, keep: Keep | None) -> Answer:
     values = plain(said)
     content: Json = {"target": said.schema.target, "predictions": values}
+    content |= unlike(said.schema, said.rows)
+    if not said.learnt:
+        content["learnt"] = 0  # nothing was learnt yet: these are the model's first guesses
     if said.rejected:
         content["rejected"] = [{"row": bad.row, "reason": bad.reason} for bad in said.rejected]
     if keep is not None:

@@ -33,6 +33,7 @@ class Said(NamedTuple):
     plain: list[Json | None]  # the request's own by rows, as JSON says it; None for one that is not finite
     sound: list[int]  # the places of those rows in the request
     rejected: list[Rejected]  # the others; `row` is the place in the request
+    learnt: int  # rows that the predictions know
 
     def column(self, name: str) -> np.ndarray:
         """Return the predictions of a name, one for every sound row of the request."""
@@ -128,6 +129,7 @@ class Asking:
         block = block_of([row for _, rows in read for row in rows], 0, known.schema)
         encoded = known.schema.encode(block, with_target=False)
         columns = predicted(self._asked(known), known.schema, encoded.x, levels)
+        learnt = known.rows
         rows_said = _by_rows(known.schema, columns)
         odd = unsound(columns)
         if odd.any():
@@ -140,7 +142,7 @@ class Asking:
             end = first + len(rows)
             rejected = [bad._replace(row=bad.row - first) for bad in encoded.rejected if first <= bad.row < end]
             here = [row - first for row in sound[low:high]]
-            said = Said(known.schema, rows, columns, slice(low, high), rows_said[low:high], here, rejected)
+            said = Said(known.schema, rows, columns, slice(low, high), rows_said[low:high], here, rejected, learnt)
             answers.append((one.reply, one.write(said)))
         return answers
 

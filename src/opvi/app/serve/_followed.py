@@ -57,4 +57,4 @@ class Followed:
 
 
 def _published(known: Learnt) -> Published:
-    return Published(known.schema, known.sampler, known.tree["state"], known.settings.seed)
+    return Published(known.schema, known.sampler, known.state(), known.settings.seed)

@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 from opvi.adapters._tables import Encoded, Json, Schema
 from opvi.adapters._tables._jsonlines import BadLineError
-from opvi.adapters._tables._messages import Row, block_of, rows_of
+from opvi.adapters._tables._messages import Row, block_of, rows_of, unlike
 from opvi.app.learn import Learner
 from opvi.app.learn._classes import met
 from opvi.app.serve._log import Entry, Known, Log, LogError
@@ -164,10 +164,11 @@ class Intake:
         answers = []
         for one in accepted:
             first, rows_sent = one.entry.first, one.entry.rows
-            if not bad and not one.sent.ticket:  # as most are
+            odd = unlike(schema, one.rows)
+            if not bad and not one.sent.ticket and not odd:  # as most are
                 answers.append((one.sent.reply, Answer(200, PLAIN % (rows_sent, first))))
                 continue
-            told: Json = {"rows": rows_sent, "first": first, "repeated": False}
+            told: Json = {"rows": rows_sent, "first": first, "repeated": False, **odd}
             if bad:
                 reasons = [{"row": i, "reason": bad[first + i]} for i in range(rows_sent) if first + i in bad]
                 told |= {"rejected": len(reasons), "reasons": reasons[:TELL]}

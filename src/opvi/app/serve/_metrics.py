@@ -79,8 +79,8 @@ class Figures:
 
     def collect(self) -> Iterator[Metric]:
         """Yield the current metrics of the learner and the tickets."""
-        tickets, rows = self._tickets, int(self._published().state.rows)
-        yield CounterMetricFamily("opvi_rows_learnt", "Rows that the state has learnt, of all sources.", rows)
+        tickets, rows = self._tickets, self._published().rows
+        yield CounterMetricFamily("opvi_rows_learnt", "Rows that the predictions know, of all sources.", rows)
         yield GaugeMetricFamily("opvi_tickets_waiting", "Predicted rows whose label has not come.", tickets.waiting)
         yield CounterMetricFamily("opvi_tickets_scored", "Predicted rows whose label came.", tickets.scored)
         yield CounterMetricFamily("opvi_tickets_given_up", "Rows whose label came too late.", tickets.given_up)
@@ -101,7 +101,7 @@ def _learning(writer: Writer) -> Iterator[Metric]:
     yield CounterMetricFamily("opvi_batches_refused", "Batches whose update was not finite.", told.refused)
     yield CounterMetricFamily("opvi_predictions_not_finite", "Rows learnt whose prediction was not.", told.unsound)
     gauges = {
-        "opvi_queue_rows": ("Rows that are durable and not learnt yet.", float(writer.behind)),
+        "opvi_queue_rows": ("Rows that are durable and not in the predictions yet.", float(writer.unseen)),
         "opvi_rows_per_second": ("Rows learnt per second, over the last ten.", writer.speed),
         "opvi_learning": ("1 while rows are learnt, 0 after an error.", float(not writer.failed)),
         "opvi_saved_timestamp_seconds": ("When the last checkpoint was written.", writer.saved_at),

@@ -12,7 +12,7 @@ import numpy as np
 from opvi.adapters._tables import Encoded, Schema
 from opvi.app.learn import Learner, RunError
 from opvi.app.learn._directory import KEPT
-from opvi.app.learn._learner import BATCH
+from opvi.app.learn._model import BATCH, with_waiting
 from opvi.app.learn._predict import Learnt
 from opvi.app.serve._log import Log
 from opvi.app.serve._worker import Worker
@@ -21,6 +21,7 @@ from opvi.types import Sampler, Tree
 
 AT_ONCE = 256  # groups that are learnt in one call, where so many wait
 EVERY = 0.05  # seconds between two calls, at least: a call with few rows costs almost as much as one with many
+FRESH = 0.5  # seconds after which rows that wait for a full batch are in the predictions, too, however many follow
 TOGETHER = 1000  # rows learnt in one call, about
 AGAIN = 10.0  # seconds after a save that failed
 WINDOW = 10.0  # seconds over which the speed is measured
@@ -34,6 +35,11 @@ class Published(NamedTuple):
     state: Tree
     seed: int
     room: int = 0  # classes that the model has, where it learns
+
+    @property
+    def rows(self) -> int:
+        """The number of rows that the state has learnt."""
+        return int(self.state.rows)
 
 
 class Work(NamedTuple):
@@ -84,14 +90,19 @@ class Writer:
         self.saved_at = time.time()
         self._saved = deque([self.end], KEPT)  # what the checkpoints in the folder hold
         self._speed = deque([(time.monotonic(), learner.rows)], 1000)
-        self.published = self._published()
         self.changed = threading.Event()  # set when there is something new to publish
+        self._publish(whole=True)
         self._patient = 0.0  # until when not to save, after it has failed
         self._worker: Worker[Work] = Worker("learner", self.learn, AT_ONCE, EVERY)
 
-    def _published(self) -> Published:
+    def _publish(self, whole: bool) -> None:
+        """Publish the state; `whole`: with the rows that wait for a full batch, which takes about as long as one."""
         made = self.learner
-        return Published(made.schema, made.engine.sampler, made.engine.state, made.settings.seed, made.room)
+        state = with_waiting(made.engine) if whole else made.engine.state
+        self.published = Published(made.schema, made.engine.sampler, state, made.settings.seed, made.room)
+        self.shown = self.end - (0 if whole else len(made.waiting[1]))
+        self._whole_at = time.monotonic() if whole else self._whole_at
+        self.changed.set()
 
     def warm(self) -> None:
         """Compile before the first client waits: a copy learns dummy rows and is discarded."""
@@ -103,6 +114,11 @@ class Writer:
     def behind(self) -> int:
         """The number of durable rows not learnt yet."""
         return self.log.rows - self.end
+
+    @property
+    def unseen(self) -> int:
+        """The number of durable rows that predictions do not know yet."""
+        return self.log.rows - self.shown
 
     def put(self, work: Work) -> None:
         """Queue durable rows."""
@@ -116,10 +132,11 @@ class Writer:
             for work in parts(works):
                 with self.lock:
                     self.learner.absorb(work.schema, work.encoded, at=work.end)
-                self.published = self._published()
                 self.end = work.end
+                self._publish(whole=False)
                 self._speed.append((time.monotonic(), self.learner.rows))
-                self.changed.set()
+            if self.shown < self.end and (not self.behind or time.monotonic() - self._whole_at > FRESH):
+                self._publish(whole=True)
             if self.learner.pace.due() and self.end > self._saved[-1] and time.monotonic() > self._patient:
                 self._try_to_save()
         except Exception as error:
