@@ -6,6 +6,7 @@ import json
 import os
 import pickle
 import re
+import tracemalloc
 import subprocess
 import sys
 from typing import Any, NamedTuple
@@ -234,6 +235,9 @@ ARRAY = '{"tree": null, "arrays": {"": %s}}'
         (ARRAY % '{"dtype": "float32", "shape": [1.5]}', "shape"),
         (ARRAY % '{"dtype": "float32", "shape": 1}', "shape"),
         (ARRAY % '{"dtype": "float32", "shape": [1000000000000]}', "ends before"),
+        (ARRAY % ('{"dtype": "float32", "shape": [' + ",".join(["9" * 4000] * 600) + "]}"), "has the shape"),
+        (ARRAY % ('{"dtype": "float32", "shape": [' + "1," * 600 + "1]}"), "has the shape"),
+        ('{"tree": [' + "[]," * 1_100_000 + '[]], "arrays": {}}', "values besides arrays, but at most"),
         (ARRAY % '{"dtype": "float32", "shape": [0, 99999999999999999999]}', "does not describe"),
         (ARRAY % ('{"dtype": "float32", "shape": [' + "0," * 99 + "0]}"), "does not describe"),
         (ARRAY % '{"dtype": "float32", "shape": [0], "class": "os:system"}', "not an array"),
@@ -270,6 +274,33 @@ def test_forged_bytes_and_a_forged_length_are_refused(tmp_path):
     path.write_bytes(data)
     with pytest.raises(CheckpointError, match="does not describe"):
         opvi.load(path)
+
+
+def test_a_description_takes_no_more_memory_than_it_may(tmp_path):
+    """36 MB of JSON would be 1.8 GB of objects."""
+    tracemalloc.start()
+    path = forged(tmp_path / "state.opvi", b'{"tree": [' + b"[]," * 12_000_000 + b'[]], "arrays": {}}')
+    tracemalloc.reset_peak()
+    with pytest.raises(CheckpointError, match="about 24,000,00"):
+        opvi.load(path)
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert peak < 120e6
+    with pytest.raises(ValueError, match="Make arrays of long lists"):
+        opvi.save(tmp_path / "long.opvi", [0] * 1_100_000)
+
+
+@pytest.mark.parametrize("begins", ["as one", "as nothing"])
+def test_a_sparse_file_of_a_terabyte_is_refused_at_once(tmp_path, begins):
+    path = tmp_path / "000000000000001.opvi"
+    head = HEADER.pack(checkpoint.MAGIC, checkpoint.VERSION, bytes(32), 100)
+    path.write_bytes(head if begins == "as one" else b"")
+    os.truncate(path, 1 << 40)
+    with pytest.raises(CheckpointError, match="more than the memory" if begins == "as one" else "not an opvi check"):
+        opvi.load(path)
+    kept = opvi.running.Checkpoints(tmp_path)
+    assert kept.newest() is None
+    assert len(kept.damaged) == 1
 
 
 def test_other_formats_are_refused_with_the_remedy(tmp_path):

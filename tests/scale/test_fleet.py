@@ -14,10 +14,12 @@ import opvi
 from opvi.predictive import Bernoulli, Categorical, Classes, NegativeBinomial, Normal, Poisson, Predictive, StudentT
 from opvi.running import CheckpointError
 from opvi.running._saving import LockedError
-from opvi.scale.fleet import Keyed, _alone
+from opvi.running import _checkpoint as checkpoint
+from opvi.scale.fleet import Keyed, _alone, _store
 from opvi.scale.fleet import _programs as programs
 from opvi.scale.fleet._store import Store
 
+EARLY = pytest.mark.filterwarnings("ignore:.*as on their first day")
 TARGET = opvi.linear_regression(2)
 SAMPLERS = {  # noise drawn from each model's key; whole numbers among the data; a tracker that scales and calibrates
     "langevin": (opvi.langevin(TARGET, step=0.01), {"particles": 3}, False),
@@ -245,6 +247,7 @@ class Counting:
         return self.sampler.predict(*arguments)
 
 
+@EARLY
 def test_few_programs_serve_calls_of_any_length_and_fleets_of_equal_samplers():
     def fleet():
         return opvi.Fleet(Counting(opvi.langevin(TARGET, step=0.01)), 0, batch_size=4, particles=3)
@@ -380,6 +383,7 @@ def test_what_was_not_saved_is_not_there(tmp_path):
         assert again.cursor["row"] == 15  # as it was
 
 
+@EARLY
 def test_a_save_writes_what_was_touched(tmp_path, monkeypatch):
     fleet, written = fleet_of(path=tmp_path / "fleet"), []
     write = Store._write
@@ -468,10 +472,10 @@ def test_loading_refuses_what_is_not_the_fleet(tmp_path):
         database.commit()
         database.close()
 
-    tampered("PRAGMA user_version = 3")
+    tampered("PRAGMA user_version = 4")
     with pytest.raises(CheckpointError, match="newer"):
         fleet_of(path=path)
-    tampered("PRAGMA user_version = 2")
+    tampered("PRAGMA user_version = 3")
     tampered("UPDATE models SET record = CAST(x'7f' || substr(record, 2) AS BLOB) WHERE number = 0")
     with fleet_of(path=path) as fleet:
         assert fleet.waiting("b") == 1
@@ -487,6 +491,130 @@ def test_loading_refuses_what_is_not_the_fleet(tmp_path):
         opvi.Fleet.load(tmp_path, LANGEVIN)
     with pytest.raises(FileNotFoundError, match="mkdir"):
         fleet_of(path=tmp_path / "no" / "fleet")
+
+
+@pytest.fixture
+def stranger(tmp_path):
+    """A saved fleet of 50 models, and how somebody else changes its file."""
+    path = tmp_path / "fleet"
+    with fleet_of(path=path) as fleet:
+        fleet.learn(list(range(50)) * 5, rows_of(250))
+        fleet.save(cursor=250)
+
+    def tampered(*queries):
+        database = sqlite3.connect(path)
+        database.execute("PRAGMA writable_schema = ON")
+        for query in queries:
+            database.execute(query)
+        database.commit()
+        database.close()
+
+    return path, tampered
+
+
+@pytest.mark.parametrize(
+    "query",
+    [
+        "CREATE TRIGGER t AFTER UPDATE ON models BEGIN DELETE FROM models WHERE number != NEW.number; END",
+        "CREATE TRIGGER t AFTER INSERT ON about BEGIN DELETE FROM models; END",
+        "CREATE VIEW v AS SELECT 1",
+        "CREATE TABLE more (a)",
+        "CREATE INDEX mine ON models (record)",
+        "CREATE INDEX age ON models (touched + 1)",
+        "ALTER TABLE models ADD COLUMN g AS (number + 1)",
+        "UPDATE sqlite_master SET sql = replace(sql, 'NOT NULL', '') WHERE name = 'models'",
+        "UPDATE sqlite_master SET sql = replace(sql, 'BLOB NOT NULL)', 'BLOB NOT NULL CHECK (1))') WHERE name = 'models'",
+    ],
+)
+def test_another_schema_is_refused_before_anything_is_asked(stranger, query):
+    path, tampered = stranger
+    tampered(query)
+    for open_it in (lambda: opvi.Fleet.load(path, LANGEVIN), lambda: fleet_of(path=path, forget_after=1e9)):
+        with pytest.raises(CheckpointError, match=r"its tables differ|is damaged"):
+            open_it()
+
+
+def test_a_view_that_never_ends_is_not_asked(stranger):
+    path, tampered = stranger
+    endless = "WITH RECURSIVE n(i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM n) SELECT i AS one, i AS value FROM n"
+    tampered("DROP TABLE about", f"CREATE VIEW about AS {endless}")
+    with pytest.raises(CheckpointError, match="its tables differ"):
+        opvi.Fleet.load(path, LANGEVIN)
+
+
+def test_a_question_that_never_ends_is_ended(stranger, monkeypatch):
+    path, _ = stranger
+    monkeypatch.setattr(_store, "STEPS", (10**5, 1))
+    with fleet_of(path=path) as fleet:
+        endless = "SELECT * FROM (WITH RECURSIVE n(i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM n) SELECT sum(i) FROM n)"
+        with pytest.raises(OSError, match="interrupted"):
+            fleet._store._run(endless)
+        fleet.learn([1], rows_of(1))  # what was learnt is still there, and learning goes on
+        assert len(fleet.ids) == 50
+
+
+@pytest.mark.parametrize(
+    ("query", "words"),
+    [
+        (
+            "UPDATE models SET record = (SELECT record FROM models WHERE number = 1) WHERE number = 0",
+            "the model of 0 is damaged",
+        ),
+        ("UPDATE models SET record = zeroblob(10) WHERE number = 0", "the model of 0 is damaged"),
+        ("UPDATE models SET record = 'text' WHERE number = 0", "the model of 0 is damaged"),
+        ("UPDATE models SET touched = 'soon' WHERE number = 0", "the model of 0 is damaged"),
+        ("UPDATE models SET id = 7 WHERE number = 0", "a model has no id"),
+        ("UPDATE models SET id = x'00' WHERE number = 0", "a model has no id"),
+        ("UPDATE about SET value = 'text'", "does not say what its models are"),
+        ("UPDATE about SET value = x'00'", "is not an opvi checkpoint"),
+        ("DELETE FROM about", "does not say what its models are"),
+    ],
+)
+def test_values_that_no_fleet_writes_are_damage(stranger, query, words):
+    path, tampered = stranger
+    tampered(query)
+    with pytest.raises(CheckpointError, match=words), opvi.Fleet.load(path, LANGEVIN) as fleet:
+        _ = fleet.ids, fleet.state(0)
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("batch_size", 10**12),
+        ("batch_size", "4"),
+        ("particles", "3"),
+        ("key", 1),
+        ("pool", 1),
+        ("settings", []),
+        ("extra", 1),
+        ("rows", 1),
+        ("cursor", "…"),
+    ],
+)
+def test_what_is_saved_beside_the_models_is_checked(stranger, name, value):
+    path, tampered = stranger
+    store = Store(path, None)
+    about = {**store.about, name: value}
+    store.close()
+    blob = b"".join(checkpoint.packed(about)).hex()
+    tampered(f"UPDATE about SET value = x'{blob}'")
+    if name == "cursor":
+        return opvi.Fleet.load(path, LANGEVIN).close()
+    with pytest.raises((CheckpointError, ValueError)):
+        opvi.Fleet.load(path, LANGEVIN)
+    return None
+
+
+def test_rows_that_wait_are_spoken_of(tmp_path):
+    fleet, (X, y) = fleet_of(), rows_of(8)
+    with pytest.warns(UserWarning, match="has learnt nothing yet"):
+        fleet.predict(["a"], X[:1])
+    fleet.learn(["a"] * 3 + ["b"] * 4, (X[:7], y[:7]))
+    with pytest.warns(UserWarning, match="1 of these models have rows, but too few for a batch of 4"):
+        fleet.predict(["a", "b", "new"], X[:3])
+    fleet.predict(["b", "new"], X[:2])
+    fleet.flush()
+    fleet.predict(["a"], X[:1])
 
 
 def nested_rows(params, rows):
@@ -650,6 +778,7 @@ def test_each_row_is_predicted_by_its_own_model():
         fleet.predict([0], X[:2])
 
 
+@EARLY
 def test_a_plain_sampler_predicts_with_its_particles():
     fleet = fleet_of()
     own = opvi.predict(TARGET, fleet.start("a").particles, X3)
@@ -719,6 +848,7 @@ def test_the_next_process_finds_a_fleet_s_programs(tmp_path):
     assert second.stdout == "[]" + first.stdout[first.stdout.index("]") + 1 :]
 
 
+@EARLY
 def test_a_call_of_a_new_size_compiles_nothing():
     fleet = opvi.Fleet(opvi.regressor(2, hidden=(), particles=2), 0, batch_size=1)
     X, _ = rows_of(20)

@@ -5,6 +5,7 @@ import pytest
 import opvi
 from opvi.scale import pooled
 
+EARLY = pytest.mark.filterwarnings("ignore:.*as on their first day")
 NOISE = 0.5
 
 
@@ -57,6 +58,23 @@ def test_the_population_is_the_most_likely_one(fleet):
     assert best > evidence(np.zeros(2), 4.0 * np.eye(2), *data) + 60
 
 
+def test_a_saved_fleet_keeps_its_population(tmp_path):
+    ids, x, y = streams(60, 5)
+    with opvi.Fleet(SAMPLER, 0, path=tmp_path / "fleet", batch_size=5, particles=1, pool=True) as fleet:
+        fleet.learn(ids, (x, y))
+        fleet.save()
+        expected = fleet.predict(["new"], x[:1])
+    with opvi.Fleet.load(tmp_path / "fleet", SAMPLER) as again:
+        assert again.pool
+        found = again.predict(["new"], x[:1])
+        np.testing.assert_array_equal(found.mean(), expected.mean())
+        np.testing.assert_array_equal(found.sd(), expected.sd())
+    with pytest.raises(ValueError, match="`pool` was True, and is False"):
+        opvi.Fleet.load(tmp_path / "fleet", SAMPLER, pool=False)
+    with pytest.raises(ValueError, match="`pool` was True, and is False"):
+        opvi.Fleet(SAMPLER, 0, path=tmp_path / "fleet", batch_size=5, particles=1)
+
+
 def test_predictions_take_the_population_for_a_prior(fleet):
     ids, x, y = streams(60, 5)
     found, at = fleet.population(), np.float32([[0.5]])
@@ -93,6 +111,7 @@ def test_the_population_follows_what_is_learnt():
     assert fleet.population().models == 40
 
 
+@EARLY
 def test_other_models_are_refused():
     fleet = opvi.Fleet(opvi.svgd(opvi.linear_regression(1), step=0.1), 0, particles=3, pool=True)
     with pytest.raises(TypeError, match="not one Gaussian"):

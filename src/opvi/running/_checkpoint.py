@@ -12,6 +12,7 @@ No class is named, so code may move and be renamed; loading imports nothing and 
 """
 
 import hashlib
+import io
 import json
 import math
 import os
@@ -19,8 +20,9 @@ import stat
 import struct
 import tempfile
 from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import jax
 import jax.numpy as jnp
@@ -38,7 +40,11 @@ NEWER = {
     "seats": "them: see `seats`",
 }
 HEADER = struct.Struct("<16sI32sQ")  # the magic, the version, SHA-256 of what follows, length of the description
-LARGEST_DESCRIPTION = 1 << 28  # bytes
+LARGEST_DESCRIPTION = 1 << 26  # bytes
+MOST_VALUES = 1 << 20  # in a description: objects take fifty times as much memory as their JSON
+MOST_SIDES = 32  # of an array
+LARGEST_TEXT = 1 << 26  # bytes of other files that describe something
+PIECE = 1 << 20  # bytes that are hashed at a time
 WHOLE = {f"{sign}int{bits}" for sign in ("", "u") for bits in (8, 16, 32, 64)}
 DTYPES = {"bool", *WHOLE, "float16", "float32", "float64", "bfloat16", "float8_e4m3fn", "float8_e5m2"}
 KEYS = {"threefry2x32", "rbg", "unsafe_rbg"}  # the kinds of JAX's random keys
@@ -72,6 +78,7 @@ def packed(tree: Tree) -> list[bytes | memoryview]:
     parts: list[np.ndarray] = []
     plain = _plain(tree, "", arrays, parts)
     description = json.dumps({"tree": plain, "arrays": arrays}, allow_nan=False).encode()
+    _refuse_large(description)
     blocks = [memoryview(description), *(a.reshape(-1).view(np.uint8).data for a in parts)]
     digest = hashlib.sha256()
     for block in blocks:
@@ -97,14 +104,21 @@ def load(path: str | Path, like: Tree = None) -> Tree:
 
 def read(path: Path) -> Tree:
     """Return what was saved as plain data."""
-    return unpacked(bytes_of(path), path)
+    with opened(path) as file:
+        return _read(file, os.fstat(file.fileno()).st_size, path)
 
 
 def unpacked(data: bytes, path: Path) -> Tree:
     """Return the plain data in the bytes of a checkpoint; `path` says where they come from."""
-    if len(data) < HEADER.size or not data.startswith(MAGIC):
+    return _read(io.BytesIO(data), len(data), path)
+
+
+def _read(file: IO[bytes], whole: int, path: Path) -> Tree:
+    """Return the plain data in a file of so many bytes: its header, sizes and checksum come before all else."""
+    head = file.read(HEADER.size)
+    if len(head) < HEADER.size or not head.startswith(MAGIC):
         raise CheckpointError(f"{path} is not an opvi checkpoint, or a truncated one. It was not read.")
-    _, version, digest, size = HEADER.unpack_from(data)
+    _, version, digest, size = HEADER.unpack(head)
     if version > VERSION:
         raise CheckpointError(
             f"{path} has format {version}, but this opvi reads format {VERSION}: it was written by a newer one. "
@@ -115,24 +129,54 @@ def unpacked(data: bytes, path: Path) -> Tree:
             f"{path} has format {version}, which no released opvi wrote and this one does not read. Learn again from "
             "the data."
         )
-    body = memoryview(data)[HEADER.size :]
-    if hashlib.sha256(body).digest() != digest:
-        raise CheckpointError(f"{path} is damaged: its contents do not match their checksum. Use an older checkpoint.")
-    try:
-        if size > min(len(body), LARGEST_DESCRIPTION):
-            raise ValueError(f"its description would have {size} bytes")
-        found = json.loads(
-            bytes(body[:size]), object_pairs_hook=_distinct, parse_constant=_refused, parse_float=_finite
+    if whole > memory():
+        raise CheckpointError(
+            f"{path} has {whole / 2**30:,.0f} GiB, more than the memory of this machine. It was not read."
         )
+    if size > min(whole - HEADER.size, LARGEST_DESCRIPTION):
+        raise CheckpointError(f"{path} does not describe a checkpoint: its description would have {size} bytes.")
+    if _digest(file) != digest:
+        raise CheckpointError(f"{path} is damaged: its contents do not match their checksum. Use an older checkpoint.")
+    file.seek(HEADER.size)
+    try:
+        description = file.read(size)
+        _refuse_large(description)
+        found = json.loads(description, object_pairs_hook=_distinct, parse_constant=_refused, parse_float=_finite)
         if not isinstance(found, dict) or set(found) != {"tree", "arrays"} or not isinstance(found["arrays"], dict):
             raise ValueError("it is not a tree with arrays")
-        arrays = dict(_arrays(found["arrays"], body[size:]))
+        arrays = dict(_arrays(found["arrays"], file, whole - HEADER.size - size))
         tree = _filled(found["tree"], "", arrays)
         if arrays:
             raise ValueError(f"`{next(iter(arrays))}` has no place in its tree")
     except (TypeError, ValueError, OverflowError, RecursionError, MemoryError) as error:
         raise CheckpointError(f"{path} does not describe a checkpoint: {error}.") from None
     return tree
+
+
+def _digest(file: IO[bytes]) -> bytes:
+    """Return the checksum of the rest of a file, of which a piece is in memory at a time."""
+    digest = hashlib.sha256()
+    while piece := file.read(PIECE):
+        digest.update(piece)
+    return digest.digest()
+
+
+def _refuse_large(description: bytes) -> None:
+    """Refuse a description with so many values that they would fill the memory; nothing is read for that."""
+    marks = sum(description.count(mark) for mark in (b",", b"[", b"{"))
+    if len(description) > LARGEST_DESCRIPTION or marks > MOST_VALUES:
+        raise ValueError(
+            f"its description has {len(description):,} bytes and about {marks:,} values besides arrays, but at most "
+            f"{LARGEST_DESCRIPTION:,} and {MOST_VALUES:,} are saved and read. Make arrays of long lists of numbers"
+        )
+
+
+def memory() -> int:
+    """Return the memory of this machine in bytes; without limit where the system does not say."""
+    try:
+        return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    except (AttributeError, ValueError, OSError):
+        return 1 << 62
 
 
 def write_whole(path: Path, parts: Iterable[bytes | memoryview]) -> None:
@@ -150,24 +194,39 @@ def write_whole(path: Path, parts: Iterable[bytes | memoryview]) -> None:
     except BaseException:
         Path(temporary).unlink(missing_ok=True)
         raise
-    if os.name != "nt":  # Windows has no such thing
-        folder = os.open(path.parent, os.O_RDONLY)
-        try:
-            os.fsync(folder)  # the name, too, is on the disk
-        finally:
-            os.close(folder)
+    sync_folder(path.parent)
+
+
+def sync_folder(folder: Path) -> None:
+    """Wait until the names in a folder are on the disk, too."""
+    if os.name == "nt":  # Windows has no such thing
+        return
+    handle = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
 
 
 def bytes_of(path: Path) -> bytes:
-    """Return the contents of a regular file; refuse anything else at once, without waiting."""
+    """Return the contents of a regular file that is not large; refuse anything else at once, without waiting."""
+    with opened(path) as file:
+        size = os.fstat(file.fileno()).st_size
+        if size > LARGEST_TEXT:
+            raise CheckpointError(f"{path} has {size:,} bytes, but at most {LARGEST_TEXT:,} are read. It was not.")
+        return file.read()
+
+
+@contextmanager
+def opened(path: Path) -> Iterator[IO[bytes]]:
+    """Open a regular file; refuse anything else at once, without waiting."""
     flags = os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0) | getattr(os, "O_CLOEXEC", 0)
-    regular = stat.S_ISREG(path.stat().st_mode)  # a device may act on being opened
-    if regular:
+    if stat.S_ISREG(path.stat().st_mode):  # a device may act on being opened
         with os.fdopen(os.open(path, flags), "rb") as file:
-            regular = stat.S_ISREG(os.fstat(file.fileno()).st_mode)
-            if regular:
-                return file.read()
-    raise CheckpointError(f"{path} is not a regular file, so it is not an opvi checkpoint. It was not read.")
+            if stat.S_ISREG(os.fstat(file.fileno()).st_mode):
+                yield file
+                return
+    raise CheckpointError(f"{path} is not a regular file, so it was not read.")
 
 
 # --- trees as plain data ------------------------------------------------------------------------
@@ -245,22 +304,22 @@ def _refused(word: str) -> Any:
     raise ValueError(f"{word} is not a number")
 
 
-def _arrays(described: dict[str, Any], data: memoryview) -> Iterator[tuple[str, Any]]:
-    """Return the arrays of a file by their paths."""
-    at = 0
+def _arrays(described: dict[str, Any], file: IO[bytes], left: int) -> Iterator[tuple[str, Any]]:
+    """Return the arrays in the rest of a file, which has `left` bytes, by their paths."""
     for path, about in described.items():
         if not isinstance(about, dict) or not {"dtype", "shape"} <= set(about) <= {"dtype", "shape", "key", "number"}:
             raise ValueError(f"`{path}` is not an array")
         shape = about["shape"]
-        if not isinstance(shape, list) or not all(type(k) is int and k >= 0 for k in shape):
-            raise ValueError(f"`{path}` has the shape {shape}")
+        if not _is_shape(shape):
+            raise ValueError(f"`{path}` has the shape {str(shape)[:60]}")
         dtype = _dtype(about["dtype"])
         size = dtype.itemsize * math.prod(shape)
-        if size > len(data) - at:
+        if size > left:
             raise ValueError(f"it ends before `{path}` does")
         array = np.zeros(shape, dtype)
-        array.reshape(-1).view(np.uint8)[:] = np.frombuffer(data[at : at + size], np.uint8)
-        at += size
+        if size and file.readinto(array.reshape(-1).view(np.uint8).data) != size:  # type: ignore[attr-defined]
+            raise ValueError(f"it ends before `{path}` does")
+        left -= size
         array = array.astype(dtype.newbyteorder("="), copy=False)
         if "key" in about:
             if about["key"] not in KEYS:
@@ -268,8 +327,15 @@ def _arrays(described: dict[str, Any], data: memoryview) -> Iterator[tuple[str, 
             yield path, jax.random.wrap_key_data(jnp.asarray(array), impl=about["key"])
         else:
             yield path, float(array) if "number" in about else array
-    if at < len(data):
-        raise ValueError(f"it holds {len(data) - at} bytes more than it describes")
+    if left:
+        raise ValueError(f"it holds {left} bytes more than it describes")
+
+
+def _is_shape(shape: object) -> bool:
+    """Return whether this is the shape of an array, before its numbers, which may have any size, are multiplied."""
+    if type(shape) is not list or len(shape) > MOST_SIDES:
+        return False
+    return all(type(side) is int and 0 <= side < 1 << 60 for side in shape)
 
 
 def _filled(node: Any, path: str, arrays: dict[str, Any]) -> Tree:

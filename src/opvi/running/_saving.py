@@ -102,7 +102,7 @@ class Checkpoints:
                 tree = read(path)
             except FileNotFoundError:  # a running process has deleted it since
                 return self.newest(like, below)
-            except (CheckpointError, OSError) as error:
+            except (CheckpointError, OSError, MemoryError) as error:
                 self.damaged.append(str(error))
                 if self._lock is not None:
                     path.rename(path.with_suffix(DAMAGED))

@@ -76,8 +76,8 @@ class RunDirectory:
             raise RunError(
                 f"{self.path} holds no run. Begin one: `opvi learn SOURCE --target COLUMN --run DIR`."
             ) from None
-        except CheckpointError:
-            raise RunError(f"{path} is not a regular file, so it was not read. Put back a copy.") from None
+        except CheckpointError as error:
+            raise RunError(f"{error} Put back a copy.") from None
         except (ValueError, RecursionError) as error:
             raise RunError(
                 f"{path} is damaged: {error}. Without it the checkpoints cannot be understood: put back a copy, or "

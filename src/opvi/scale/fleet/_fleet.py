@@ -1,6 +1,7 @@
 """A fleet: one model for each id, all of them advanced together and kept in one file."""
 
 import threading
+import warnings
 from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
@@ -11,6 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from opvi.predictive import Predictive
+from opvi.running._checkpoint import CheckpointError
 from opvi.running._programs import keep_programs
 from opvi.running._rows import OnBad, row_count, without_bad_rows
 from opvi.running._settings import difference, settings
@@ -23,8 +25,9 @@ from opvi.tracking._neighbours import without_memory
 from opvi.types import Data, Info, Key, Sampler, Seed, Start, State, Tree, as_key
 
 POOLED = 4096  # models that a population is learnt from
+LARGEST_BATCH = 1 << 24  # rows
 MEMORY = 1 << 30  # bytes of models in memory, unless the caller says how many
-KEPT = ("sampler", "key", "batch_size", "particles")  # settings that a file belongs to
+KEPT = ("key", "batch_size", "particles", "pool")  # settings that a file belongs to, besides the sampler
 SAME: Any = object()  # stands for a cursor that does not move
 
 
@@ -109,16 +112,16 @@ class Fleet:
         Args:
             path: its file.
             sampler: a sampler with the same settings as the saved fleet's.
-            settings: `on_bad`, `hot`, `forget_after`, `lanes` and `pool`, as for a new fleet.
+            settings: `on_bad`, `hot`, `forget_after` and `lanes`, as for a new fleet.
         """
         if not Path(path).exists():
             raise FileNotFoundError(f"{path} is not a saved fleet: there is no such file.")
         store = Store(Path(path), None)
-        about = store.about or {}
+        about = checked_about(store.about, Path(path))
         store.close()
-        if not about:
+        if about is None:
             raise FileNotFoundError(f"{path} is not a saved fleet: nothing was saved there.")
-        return cls(sampler, path=path, **{name: about[name] for name in KEPT[1:]}, **settings)
+        return cls(sampler, path=path, **{**{name: about[name] for name in KEPT}, **settings})
 
     @classmethod
     def of(cls, keyed: Keyed, path: str | Path | None = None, **settings: Any) -> Self:
@@ -191,10 +194,23 @@ class Fleet:
         distinct, code = coded(names)
         with self._lock:
             keyed, records = self._keyed, self._records(distinct)
+            self._say_what_waits(records)
             if self.pool:
                 states = with_population(self.sampler, keyed.states(records), self.population(), x)
                 records = keyed.with_states(records, states)
         return keyed.predict(records, code, x)
+
+    def _say_what_waits(self, records: np.ndarray) -> None:
+        """Warn if models are asked that have rows, but have learnt none, because they wait for a full batch."""
+        idle = int(((records["waiting"] > 0) & (self._keyed.form.rounds(records["model"]) == 0)).sum())
+        if idle or not self._store.count:
+            why = (
+                f"{idle:,} of these models have rows, but too few for a batch of {self.batch_size}, and have learnt "
+                "none: they predict as on their first day. Learn what waits: `fleet.flush()`."
+                if idle
+                else "this fleet has learnt nothing yet: its models predict as on their first day."
+            )
+            warnings.warn(why, UserWarning, stacklevel=3)
 
     @in_turn
     def population(self) -> Population:
@@ -298,7 +314,7 @@ class Fleet:
         place = self.cursor if cursor is SAME else cursor
         about = {
             "settings": settings(self.sampler),
-            **{name: self._given[name] for name in KEPT[1:]},
+            **{name: self._chosen[name] for name in KEPT},
             "rows": None if layout is None else layout.empty(),
             "skipped": self.skipped,
             "diverged": self.diverged,
@@ -317,13 +333,14 @@ class Fleet:
 
     def _resume(self, about: dict[str, Any] | None) -> None:
         """Load what was saved, if anything; refuse what belongs to another sampler."""
+        about = checked_about(about, self._store.path)
         if about is None:
             return
         now = {
             "sampler": settings(self.sampler),
-            **{name: settings(without_keys(self._given[name])) for name in KEPT[1:]},
+            **{name: settings(without_keys(self._chosen[name])) for name in KEPT},
         }
-        then = {"sampler": about["settings"], **{name: settings(without_keys(about[name])) for name in KEPT[1:]}}
+        then = {"sampler": about["settings"], **{name: settings(without_keys(about[name])) for name in KEPT}}
         odd = difference(then, now)
         if odd:
             raise ValueError(
@@ -333,6 +350,10 @@ class Fleet:
         self.skipped, self.diverged, self.cursor = about["skipped"], about["diverged"], about["cursor"]
         if about["rows"] is not None:
             self._use(Keyed(self.sampler, **self._given, example=as_arrays(about["rows"])))
+
+    @property
+    def _chosen(self) -> dict[str, Any]:
+        return {**self._given, "pool": self.pool}
 
     # --- inside -------------------------------------------------------------------------------------
 
@@ -394,6 +415,21 @@ class Fleet:
         if info is not None:
             self.diverged += not info.finite.item() if info.finite.size == 1 else int((~info.finite).sum())
         return Learnt(names, info)
+
+
+def checked_about(about: Tree, path: Path | None) -> dict[str, Any] | None:
+    """Return what was saved beside the models; refuse what no fleet saves."""
+    if about is None:
+        return None
+    whole = {"settings": dict, "batch_size": int, "pool": bool, "skipped": int, "diverged": int}
+    sound = isinstance(about, dict) and {*whole, *KEPT, "rows", "cursor"} == set(about)
+    if not sound or not all(type(about[name]) is kind for name, kind in whole.items()):
+        raise CheckpointError(f"{path} is damaged: it does not say what the fleet is. Use a copy.")
+    particles, key = about["particles"], about["key"]
+    sound = particles is None or type(particles) is int or isinstance(particles, np.ndarray)
+    if not sound or not isinstance(key, jax.Array | np.ndarray) or not 0 < about["batch_size"] <= LARGEST_BATCH:
+        raise CheckpointError(f"{path} is damaged: it does not say how the fleet was made. Use a copy.")
+    return about
 
 
 def _single(states: Tree) -> State:

@@ -58,6 +58,13 @@ class Form(NamedTuple):
         ]
         return leaves[0], jax.tree.unflatten(self.structure, leaves[1:])
 
+    def rounds(self, words: np.ndarray) -> np.ndarray:
+        """Return how many rounds models have done, from their words on the host."""
+        place = 1 + jax.tree.unflatten(self.structure, range(len(self.shapes) - 1)).round
+        ends = self.ends
+        part: np.ndarray = np.ascontiguousarray(words[:, ends[place - 1] : ends[place]])
+        return part.view(self.dtypes[place])[:, 0]
+
     def unpacked(self, words: Array) -> tuple[Key, State]:
         """Return key and state of a model's words, in a program."""
         leaves = []

@@ -1,5 +1,11 @@
-"""Records by id: recently used ones in memory, all of them in SQLite; saves are atomic."""
+"""Records by id: recently used ones in memory, all of them in SQLite; saves are atomic.
 
+A file may come from a stranger: its schema must be the one below, to the letter, before anything else is asked of it
+(so that no trigger, view or expression of theirs is ever run), no question takes more steps than the file's size
+explains, and no value is taken for what its column should hold.
+"""
+
+import os
 import time
 import zlib
 from collections.abc import Callable, Iterator
@@ -9,19 +15,29 @@ from typing import Any
 
 import numpy as np
 
-from opvi.running._checkpoint import CheckpointError, packed, unpacked
+from opvi.running._checkpoint import CheckpointError, packed, sync_folder, unpacked
 from opvi.running._saving import LockedError
 from opvi.scale.fleet._alone import Fields
 from opvi.scale.fleet._ids import Id, as_bytes, from_bytes
 from opvi.types import Tree
 
-APPLICATION, FORMAT = 0x6F707669, 2  # "opvi"; format 1 was a folder of files
+APPLICATION, FORMAT = 0x6F707669, 3  # "opvi"
 FIRST = 64  # records of memory to begin with; doubled as they fill up
 ASKED = 500  # ids in one question to SQLite
-TABLES = """
-CREATE TABLE models (number INTEGER PRIMARY KEY, id BLOB NOT NULL UNIQUE, touched REAL, waiting INTEGER, record BLOB);
-CREATE TABLE about (one INTEGER PRIMARY KEY, value BLOB);
-"""
+MODELS = (
+    "CREATE TABLE models (number INTEGER PRIMARY KEY, id BLOB NOT NULL UNIQUE, touched REAL NOT NULL, "
+    "waiting INTEGER NOT NULL, record BLOB NOT NULL)"
+)
+ABOUT = "CREATE TABLE about (one INTEGER PRIMARY KEY, value BLOB NOT NULL)"
+AGE = "CREATE INDEX age ON models (touched)"
+SCHEMA = {
+    ("table", "models", "models", MODELS),
+    ("table", "about", "about", ABOUT),
+    ("index", "sqlite_autoindex_models_1", "models", None),
+}
+LARGEST_ABOUT = 1 << 28  # bytes
+TICKS = 10_000  # steps of SQLite between two looks at how many there were
+STEPS = 10**7, 10  # that a question may take, and more for each byte of the file
 
 
 class Store:
@@ -43,6 +59,7 @@ class Store:
         self._stored = False  # whether any are in the file
         self._next = 0  # the number of the next id
         self._connection: Any = None
+        self._left = float("inf")  # ticks until a question is taken to be endless
         self._lost = ""  # why what was not saved is gone
         self._clock = 0
         if path is not None:
@@ -170,7 +187,10 @@ class Store:
         if self._stored:
             over = -1.0 if self.forget_after is None else time.time() - self.forget_after
             query = "SELECT id, number FROM models WHERE touched >= ?" + (" AND waiting > 0" if waiting else "")
-            found = {from_bytes(name): number for name, number in self._run(query, (over,))}
+            try:
+                found = {from_bytes(name): number for name, number in self._run(query, (over,))}
+            except (ValueError, AttributeError) as error:
+                raise CheckpointError(f"{self.path} is damaged: a model has no id ({error}). Use a copy.") from None
         for name, slot in self._places.items():
             if (waiting and not self.records["waiting"][slot]) or self._over(self._touched[slot]):
                 found.pop(name, None)
@@ -216,6 +236,7 @@ class Store:
             other.close()
             self._run("BEGIN IMMEDIATE")
         part.replace(path)
+        sync_folder(path.parent)
 
     def close(self) -> None:
         """Release the file; anything not saved is lost."""
@@ -234,6 +255,9 @@ class Store:
             raise FileNotFoundError(f"{path.parent} is not a folder. Make it first: `mkdir`.")
         connection = sqlite3.connect(path or "", isolation_level=None, check_same_thread=False, timeout=0)
         try:
+            connection.set_progress_handler(self._tick, TICKS)
+            connection.execute("PRAGMA trusted_schema = OFF")
+            connection.execute("PRAGMA cell_size_check = ON")
             connection.execute("PRAGMA locking_mode = EXCLUSIVE")
             connection.execute(f"PRAGMA journal_mode = {'WAL' if path else 'DELETE'}")
             connection.execute(f"PRAGMA synchronous = {'NORMAL' if path else 'OFF'}")
@@ -241,18 +265,29 @@ class Store:
             connection.execute("PRAGMA journal_size_limit = 67108864")
             connection.execute("BEGIN IMMEDIATE")
             found = [connection.execute(f"PRAGMA {name}").fetchone()[0] for name in ("application_id", "user_version")]
-            if not connection.execute("SELECT count(*) FROM sqlite_master").fetchone()[0]:
-                for line in (*TABLES.strip().split("\n"), f"PRAGMA application_id = {APPLICATION}"):
+            schema = set(connection.execute("SELECT type, name, tbl_name, sql FROM sqlite_master LIMIT 100"))
+            if not schema:
+                for line in (MODELS, ABOUT, f"PRAGMA application_id = {APPLICATION}", f"PRAGMA user_version = {FORMAT}"):
                     connection.execute(line)
-                connection.execute(f"PRAGMA user_version = {FORMAT}")
             elif found != [APPLICATION, FORMAT]:
-                newer = " It was written by a newer opvi." if found[0] == APPLICATION else ""
+                newer = " It was written by a newer opvi." if found[0] == APPLICATION and found[1] > FORMAT else ""
                 raise CheckpointError(f"{path} is not a fleet that this opvi can read.{newer} Choose another path.")
+            elif odd := (schema - {("index", "age", "models", AGE)}) ^ SCHEMA:
+                names = ", ".join(sorted({str(name)[:60] for _, name, *_ in odd}))
+                raise CheckpointError(
+                    f"{path} is not a fleet as opvi makes them: its tables differ ({names}), so nothing in it was read."
+                )
             if self.forget_after is not None:
-                connection.execute("CREATE INDEX IF NOT EXISTS age ON models (touched)")
-            about = connection.execute("SELECT value FROM about").fetchone()
+                connection.execute(AGE.replace("INDEX", "INDEX IF NOT EXISTS"))
+            self._limit(connection)
+            about = connection.execute(
+                f"SELECT value FROM about WHERE one = 1 AND typeof(value) = 'blob' AND length(value) < {LARGEST_ABOUT}"
+            ).fetchone()
             self.about = about and unpacked(about[0], Path(path or ""))
-            count, last = connection.execute("SELECT count(id), max(number) FROM models").fetchone()
+            whole, count, last = connection.execute("SELECT count(*), count(id), max(number) FROM models").fetchone()
+            if count != whole or (whole and about is None):
+                raise CheckpointError(f"{path} is damaged: it does not say what its models are. Use a copy.")
+            self._left = float("inf")
         except sqlite3.Error as error:
             connection.close()
             if "locked" in str(error):
@@ -268,6 +303,17 @@ class Store:
         self.count += count
         self._next = max(self._next, 0 if last is None else last + 1)
 
+    def _limit(self, connection: Any) -> None:
+        """Let the next question take as many steps as the file's size explains."""
+        pages, size = (connection.execute(f"PRAGMA {name}").fetchone()[0] for name in ("page_count", "page_size"))
+        least, each = STEPS
+        self._left = (least + each * pages * size) // TICKS
+
+    def _tick(self) -> bool:
+        """Return whether a question has taken too many steps; SQLite then ends it with an error."""
+        self._left -= 1
+        return self._left < 0
+
     def _run(self, query: str, given: Any = (), many: bool = False) -> Any:
         """Return the rows of a query, or how many rows a statement changed.
 
@@ -279,9 +325,12 @@ class Store:
             raise RuntimeError(self._lost)
         if self._connection is None:
             self._open()
+        reads = query.startswith("SELECT")
         try:
+            if reads:
+                self._limit(self._connection)
             done = (self._connection.executemany if many else self._connection.execute)(query, given)
-            return done.fetchall() if query.startswith("SELECT") else done.rowcount
+            return done.fetchall() if reads else done.rowcount
         except sqlite3.Error as error:
             if not self._connection.in_transaction and query != "BEGIN IMMEDIATE":
                 self._lost = (
@@ -289,6 +338,8 @@ class Store:
                     "again, and continue from its cursor."
                 )
             raise OSError(f"{self.path or 'the temporary file of a fleet'}: {error}") from error
+        finally:
+            self._left = float("inf")
 
     def _read(self, ids: list[Id], records: bool = True) -> dict[Id, tuple[int, float, bytes]]:
         """Return number, time and record of the ids that are in the file."""
@@ -302,22 +353,28 @@ class Store:
             for name, number, touched, data in self._run(
                 f"SELECT id, number, touched, {what} FROM models WHERE id IN ({marks})", list(some)
             ):
+                if type(touched) is not float:
+                    raise CheckpointError(self._damaged(some[name]))
                 found[some[name]] = number, touched, self._checked(data, some[name]) if records else b""
         return found
 
     def _checked(self, data: bytes, name: Id) -> bytes:
-        if len(data) != self.records.itemsize + 4 or zlib.crc32(data[:-4]) != int.from_bytes(data[-4:], "little"):
-            raise CheckpointError(
-                f"{self.path}: the model of {name!r} is damaged. Forget it, or use a copy of the file."
-            )
+        """Return a record without its checksum, which covers its id: a record of another model is damage, too."""
+        if type(data) is not bytes or len(data) != self.records.itemsize + 4:
+            raise CheckpointError(self._damaged(name))
+        if checksum(name, data[:-4]) != data[-4:]:
+            raise CheckpointError(self._damaged(name))
         return data[:-4]
+
+    def _damaged(self, name: Id) -> str:
+        return f"{self.path}: the model of {name!r} is damaged. Forget it, or use a copy of the file."
 
     def _write(self, ids: list[Id], numbers: np.ndarray, touched: np.ndarray, records: np.ndarray) -> None:
         """Write records to the file."""
         waiting, data, size = records["waiting"].tolist(), records.tobytes(), records.itemsize
         blobs = [data[i * size : (i + 1) * size] for i in range(len(ids))]
         rows = (
-            (number, as_bytes(name), when, rest, blob + zlib.crc32(blob).to_bytes(4, "little"))
+            (number, as_bytes(name), when, rest, blob + checksum(name, blob))
             for number, name, when, rest, blob in zip(
                 numbers.tolist(), ids, touched.tolist(), waiting, blobs, strict=True
             )
@@ -376,3 +433,8 @@ class Store:
             self._used[oldest], self._dirty[oldest] = 0, False
             free = np.flatnonzero(self._used == 0)
         return free[:count]
+
+
+def checksum(name: Id, record: bytes) -> bytes:
+    """Return the checksum of a record and of the id that it belongs to."""
+    return zlib.crc32(record, zlib.crc32(as_bytes(name))).to_bytes(4, "little")
