@@ -6,6 +6,7 @@ import json
 import os
 import shutil
 import time
+import zlib
 from concurrent.futures import ThreadPoolExecutor
 
 import jax
@@ -17,6 +18,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from benchmarks import kills
 from opvi.adapters._tables import open_source
+from opvi.adapters._tables._jsonlines import BadLineError
 from opvi.app import cli
 from opvi.app.cli import _serve
 from opvi.app.learn import RunDirectory, RunError, predict
@@ -622,6 +624,40 @@ def test_a_torn_end_is_cut_off_and_damage_before_it_refused(tmp_path):
         path.write_bytes(whole[:place] + bytes([whole[place] ^ 1]) + whole[place + 1 :])
         with pytest.raises(_log.LogError, match=r"is damaged after 0 bytes, and rows that were acknowledged follow"):
             _log.Log(tmp_path / "log", 0)
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        b"{",
+        b"[]",
+        b'{"key": 1, "digest": "", "rows": 1, "bytes": 2}',
+        b'{"key": "", "digest": "", "rows": 1, "bytes": -2}',
+        b'{"key": "", "digest": "", "rows": 1, "bytes": 900}',
+        b'{"key": "", "digest": "", "rows": 2, "bytes": 2}',
+        b'{"key": "", "digest": "", "rows": true, "bytes": 2}',
+        b'{"key": "", "digest": "", "rows": 1, "bytes": 1, "asked": 1}',
+        b'{"rows": 1, "bytes": 2}',
+    ],
+)
+def test_a_forged_log_is_refused(tmp_path, line):
+    """Under a right checksum."""
+    data = line + b"\n{}\n"
+    tail = _log.HEADER.pack(_log.MARK, 0, 0, 1, len(data))[8:]
+    whole = _log.MARK + zlib.crc32(data, zlib.crc32(tail)).to_bytes(4, "little") + tail + data
+    (tmp_path / "log").mkdir()
+    (tmp_path / "log" / f"{0:015d}.log").write_bytes(whole)
+    with pytest.raises((_log.LogError, BadLineError), match=r"not a log that opvi wrote|rows were logged|invalid JSON"):
+        _ = [entry.read() for entry in _log.Log(tmp_path / "log", 0).after(0)]
+
+
+def test_a_sparse_segment_is_refused_at_once(tmp_path):
+    (tmp_path / "log").mkdir()
+    path = tmp_path / "log" / f"{0:015d}.log"
+    path.touch()
+    os.truncate(path, 1 << 40)
+    with pytest.raises(_log.LogError, match="more than any part of a log"):
+        _log.Log(tmp_path / "log", 0)
 
 
 def test_segments_that_every_checkpoint_holds_are_forgotten(tmp_path, monkeypatch):

@@ -26,7 +26,9 @@ def runs_in(folder: Path) -> dict[str, Path]:
     if not path.is_file():
         return {}
     try:
-        told = json.loads(path.read_bytes())
+        from opvi.running._checkpoint import bytes_of
+
+        told = json.loads(bytes_of(path))
         names = {str(target): Path(str(name)).name for target, name in told["targets"].items()}
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
         raise CommandError(f"{path} is damaged. It names the targets and the folders of their runs.") from None

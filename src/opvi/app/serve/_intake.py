@@ -199,7 +199,10 @@ def replay(learner: Learner, log: Log) -> int:
     begin = first = learner.places[-1].row
     rows: list[Row] = []
     for entry in log.after(begin):
-        rows += entry.read()  # checkpoints lie between requests
+        try:
+            rows += entry.read()  # checkpoints lie between requests
+        except BadLineError as error:
+            raise LogError(f"{log.folder} is not a log that opvi wrote: {error}. Restore it.") from None
         if len(rows) >= MOST_ROWS or first + len(rows) == log.rows:
             learner.absorb(*met(learner.schema, block_of(rows, first, learner.schema)), at=first + len(rows))
             first, rows = first + len(rows), []

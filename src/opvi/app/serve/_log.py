@@ -9,6 +9,7 @@ that it belongs to, as that came. What follows the last whole group was never ac
 import itertools
 import json
 import os
+import re
 import struct
 import zlib
 from collections.abc import Iterator, Sequence
@@ -16,6 +17,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from opvi.adapters._tables import Json
+from opvi.adapters._tables._jsonlines import BadLineError
 from opvi.adapters._tables._messages import Row, rows_of
 from opvi.app.learn import RunError
 
@@ -24,6 +26,8 @@ HEADER = struct.Struct("<4sIQII")  # the mark, CRC-32 of all that follows it, fi
 ENDING = ".log"
 NAMELESS = b'{"key": "", "digest": "", "rows": %d, "bytes": %d}\n%b\n'  # a request without a key
 SEGMENT = 1 << 26  # bytes, after which a new segment begins
+LARGEST = 1 << 31  # bytes of a segment that is read
+MARKS = re.compile(MARK)
 KEPT = 4  # segments that stay, though all their rows are learnt: the keys in them are remembered
 
 
@@ -44,9 +48,10 @@ class Entry(NamedTuple):
     def read(self) -> list[Row]:
         """Return its rows; raise a `BadLineError` with the reason if they are none."""
         rows = rows_of(self.body)
-        if not self.asked:
-            return rows
-        return [{**asked, **row} for asked, row in zip(rows_of(self.asked), rows, strict=True)]
+        asked = rows_of(self.asked) if self.asked else [{}] * len(rows)
+        if {len(rows), len(asked)} != {self.rows}:
+            raise BadLineError(f"{self.rows} rows were logged, but there are {len(asked)} and {len(rows)}")
+        return [{**before, **row} for before, row in zip(asked, rows, strict=True)] if self.asked else rows
 
 
 class Known(NamedTuple):
@@ -168,22 +173,20 @@ class Log:
 
     def _read(self, path: Path, last: bool = False) -> Iterator[Entry]:
         """Yield the requests of a segment; the last segment is truncated after its last complete group."""
+        size = path.stat().st_size
+        if size > LARGEST:
+            raise LogError(f"{path} has {size:,} bytes, more than any part of a log, so it was not read. Restore it.")
         data = memoryview(path.read_bytes())
         at = 0
         while at < len(data):
             end = _whole(data, at)
             if end is None:
                 break
-            _, _, first, _, _ = HEADER.unpack_from(data, at)
-            at += HEADER.size
-            while at < end:
-                entry, at = _unpacked(data, at, first)
-                first += entry.rows
-                yield entry
+            yield from _group(path, data, at, end)
+            at = end
         if at == len(data):
             return
-        rest = bytes(data[at:])
-        if not last or any(_whole(rest, place) is not None for place in _marks(rest)):
+        if not last or any(_whole(data, found.start()) is not None for found in MARKS.finditer(data, at + 1)):
             raise LogError(
                 f"{path} is damaged after {at:,} bytes, and rows that were acknowledged follow. Restore a copy of "
                 "the file, or truncate it there to give up those rows."
@@ -195,12 +198,19 @@ def _number(path: Path) -> int:
     return int(path.stem)
 
 
-def _marks(data: bytes) -> Iterator[int]:
-    """Return the positions after the first at which a group may begin."""
-    at = data.find(MARK, 1)
-    while at >= 0:
-        yield at
-        at = data.find(MARK, at + 1)
+def _group(path: Path, data: memoryview, at: int, end: int) -> Iterator[Entry]:
+    """Yield the requests of a group, which are as many, with as many rows, as it says."""
+    _, _, first, rows, _ = HEADER.unpack_from(data, at)
+    at, last = at + HEADER.size, first + rows
+    while at < end:
+        try:
+            entry, at = _unpacked(data, at, first)
+        except (ValueError, KeyError, TypeError, RecursionError) as error:
+            raise LogError(f"{path} is not a log that opvi wrote ({error!r}). Restore it.") from None
+        first += entry.rows
+        yield entry
+    if at != end or first != last:
+        raise LogError(f"{path} is not a log that opvi wrote: its parts do not add up. Restore it.")
 
 
 def _whole(data: memoryview | bytes, at: int) -> int | None:
@@ -226,6 +236,10 @@ def _packed(entry: Entry) -> bytes:
 def _unpacked(data: memoryview, at: int, first: int) -> tuple[Entry, int]:
     line = bytes(data[at : at + 4096]).split(b"\n", 1)[0]
     about = json.loads(line)
+    sizes = about["rows"], about["bytes"], about.get("asked", 0)
+    texts = about["key"], about["digest"]
+    if not all(type(size) is int and 0 <= size <= len(data) for size in sizes) or {*map(type, texts)} != {str}:
+        raise ValueError("sizes")
     asked = at + len(line) + 1
     begin = asked + about.get("asked", 0)
     end = begin + about["bytes"]
