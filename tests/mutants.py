@@ -896,16 +896,16 @@ MUTANTS = [
     ),
     Mutant(
         "programs on disk: others may write to the folder",
-        "src/opvi/running/_programs.py",
-        " and not about.st_mode & 0o022",
+        "src/opvi/running/_trusted.py",
+        " and not about.st_mode & (GROUP | OTHERS)",
         "",
         "tests/running/test_programs.py -k others_may_write",
     ),
     Mutant(
         "programs on disk: the folder belongs to somebody else",
-        "src/opvi/running/_programs.py",
-        "about.st_uid == os.geteuid() and ",
-        "",
+        "src/opvi/running/_trusted.py",
+        "return about.st_uid == os.geteuid() and not",
+        "return not",
         "tests/running/test_programs.py -k others_may_write",
     ),
     Mutant(

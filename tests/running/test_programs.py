@@ -5,6 +5,7 @@ import os
 import jax
 import pytest
 
+from opvi.running import _kept as kept
 from opvi.running import _programs as programs
 
 
@@ -96,6 +97,80 @@ def test_folders_that_others_may_write_to_are_refused(untouched, tmp_path, place
     assert jax.config.values["jax_compilation_cache_dir"] is None
 
 
+@pytest.mark.skipif(not hasattr(os, "geteuid"), reason="folders have no owner here")
+@pytest.mark.parametrize(
+    ("mode", "owner", "kept"),
+    [(0o777, 0, False), (0o1777, 0, True), (0o773, 0, False), (0o755, 0, True), (0o700, 4321, False)],
+)
+def test_nobody_else_can_put_another_folder_in_its_place(untouched, tmp_path, mode, owner, kept):
+    """Whoever may rename a folder above it, or owns one, could move it away and link to another."""
+    above = tmp_path / "shared"
+    (above / "mine").mkdir(parents=True)
+    (above / "mine").chmod(0o700)
+    above.chmod(mode)
+    if owner:
+        if os.geteuid():
+            pytest.skip("only root gives folders away")
+        os.chown(above, owner, owner)
+    untouched.setenv("OPVI_PROGRAMS", str(above / "mine" / "programs"))
+    if kept:
+        assert programs.keep_programs() == above / "mine" / "programs"
+    else:
+        with pytest.warns(RuntimeWarning, match=f"but {above} is a folder that others own or may write to"):
+            assert programs.keep_programs() is None
+        assert not any((above / "mine").iterdir())
+
+
+@pytest.mark.skipif(not hasattr(os, "geteuid"), reason="folders have no owner here")
+def test_a_link_on_the_way_is_followed_once(untouched, tmp_path):
+    (tmp_path / "real").mkdir(0o700)
+    (tmp_path / "open").mkdir()
+    (tmp_path / "open").chmod(0o777)
+    (tmp_path / "link").symlink_to(tmp_path / "real")
+    untouched.setenv("OPVI_PROGRAMS", str(tmp_path / "link" / "programs"))
+    assert programs.keep_programs() == tmp_path / "real" / "programs"  # wherever the link may lead tomorrow
+    (tmp_path / "link").unlink()
+    (tmp_path / "link").symlink_to(tmp_path / "open")
+    untouched.setattr(programs, "_asked", False)
+    jax.config.update("jax_compilation_cache_dir", None)
+    with pytest.warns(RuntimeWarning, match=f"but {tmp_path / 'open'} is a folder that others"):
+        assert programs.keep_programs() is None
+
+
+@pytest.mark.skipif(not hasattr(os, "geteuid"), reason="files have no owner here")
+@pytest.mark.parametrize("way", ["writable", "owner", "link", "folder", "pipe", ""])
+def test_a_program_that_somebody_else_may_have_written_is_not_read(tmp_path, way):
+    folder = tmp_path / "whole"
+    folder.mkdir(0o700)
+    path = folder / "program"
+    kept._write(path, b"program")
+    if way == "writable":
+        path.chmod(0o622)
+    elif way == "owner":
+        if os.geteuid():
+            pytest.skip("only root gives files away")
+        os.chown(path, 4321, 4321)
+    elif way == "link":
+        path.rename(tmp_path / "elsewhere")
+        path.symlink_to(tmp_path / "elsewhere")
+    elif way == "folder":
+        folder.chmod(0o770)
+    elif way == "pipe":
+        path.unlink()
+        os.mkfifo(path)
+    assert kept._read(path) == (None if way else b"program")
+
+
+@pytest.mark.skipif(not hasattr(os, "geteuid"), reason="files have no owner here")
+def test_programs_of_jax_that_others_may_write_to_are_removed(untouched, tmp_path):
+    for name, mode in (("a-cache", 0o666), ("a-atime", 0o600), ("b-cache", 0o600), ("b-atime", 0o600), ("mine", 0o666)):
+        (tmp_path / name).write_bytes(bytes(8))
+        (tmp_path / name).chmod(mode)
+    untouched.setenv("OPVI_PROGRAMS", str(tmp_path))
+    assert programs.keep_programs() == tmp_path
+    assert {path.name for path in tmp_path.iterdir()} == {"b-cache", "b-atime", "mine", "whole"} | {"a-atime"}
+
+
 def test_without_a_home_nothing_is_kept(untouched):
     def homeless():
         raise RuntimeError("Could not determine home directory.")
@@ -146,7 +221,7 @@ def test_half_a_program_is_swept_away_and_a_file_in_the_way_is_no_error(untouche
     untouched.setattr(programs, "_asked", False)
     untouched.setenv("OPVI_PROGRAMS", str(tmp_path / "b-cache" / "below"))
     with pytest.warns(
-        RuntimeWarning, match="below', but programs cannot be kept there: .*exists.* Name another folder"
+        RuntimeWarning, match="below', but programs cannot be kept there: .*Not a directory.* Name another folder"
     ):
         assert programs.keep_programs() is None
     assert (tmp_path / "b-cache").read_bytes() == b"whole"

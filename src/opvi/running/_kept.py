@@ -29,6 +29,7 @@ import numpy as np
 from opvi._cpu import give_back, inline_device
 from opvi.running._plain import from_plain, plainly
 from opvi.running._programs import LARGEST, kept_in, machine
+from opvi.running._trusted import read_private
 from opvi.types import Array, Tree
 
 MOST = 400  # programs kept; those used longest ago make room. One takes 50 KB to 2 MB
@@ -284,11 +285,9 @@ def _keep(path: Path, compiled: Any) -> None:
 
 
 def _read(path: Path) -> bytes | None:
-    """Return what is kept; None if there is nothing intact."""
-    try:
-        held = path.read_bytes()
-        os.utime(path)
-    except OSError:
+    """Return what is kept; None if there is nothing intact that this user wrote."""
+    held = read_private(path)
+    if held is None:
         return None
     digest, kept = held[:32], held[32:]
     return kept if hashlib.sha256(kept).digest() == digest else None

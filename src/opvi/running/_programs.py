@@ -16,6 +16,7 @@ import jax
 import jax.monitoring
 
 from opvi._cpu import give_back
+from opvi.running._trusted import is_own, made_private
 
 SWITCH = "OPVI_PROGRAMS"  # the folder, or one of OFF
 OFF = ("off", "0", "no", "false", "none")
@@ -43,8 +44,8 @@ def keep_programs() -> Path | None:
     folder, its settings stay as they are.
 
     Nothing is kept if OPVI_PROGRAMS is "off", if JAX's cache is switched off (`JAX_ENABLE_COMPILATION_CACHE`), if JAX's
-    folder is remote, if the folder cannot be written, or if others may write to it. Called by estimators, River models,
-    fleets and the command line; the first call decides.
+    folder is remote, if the folder cannot be written, or if others may write to it or replace it (see `_trusted`).
+    Called by estimators, River models, fleets and the command line; the first call decides.
     """
     global _asked, _folder
     _tidy()
@@ -58,15 +59,20 @@ def keep_programs() -> Path | None:
         folder = _chosen(wanted, given)
         if folder is None:
             return None
+        folder = folder.resolve()  # links in its name are followed once, and what they lead to is looked at
         new = not folder.exists()
-        if not (_private(folder) and _private(folder / "whole")):
+        odd = made_private(folder) or made_private(folder / "whole")
+        if odd is not None:
             if wanted:
                 _warn(
-                    f"{SWITCH} is {wanted!r}, a folder that others own or may write to. They could run code as you, so "
-                    "programs are not kept there. Name a folder that does not exist yet, or allow nobody else to write "
-                    f"to this one and to `whole` inside it: `chmod go-w {folder} {folder / 'whole'}`."
+                    f"{SWITCH} is {wanted!r}, but {odd} is a folder that others own or may write to. They could run "
+                    "code as you, so programs are not kept there. Name a folder whose parents are yours or the "
+                    f"system's, or allow nobody else to write there: `chmod go-w {odd}`."
                 )
             return None
+        for path in (*folder.glob("*-cache"), *folder.glob("*-atime")):  # JAX does not look at whose they are
+            if not is_own(path.lstat()):
+                path.unlink(missing_ok=True)
         if not given:
             _swept(folder)
         if new and not wanted and not given:
@@ -101,14 +107,6 @@ def _chosen(wanted: str, given: str | None) -> Path | None:
         Path(given).mkdir(parents=True, exist_ok=True)  # as JAX would: others may read it
         return Path(given).absolute() / "opvi"
     return _user_cache() / "opvi" / "programs" / machine()
-
-
-def _private(folder: Path) -> bool:
-    """Make a folder, if need be, and return whether only this user may write to it: programs are machine code."""
-    for path in (*reversed(folder.parents), folder):
-        path.mkdir(0o700, exist_ok=True)
-    about = folder.stat()
-    return not hasattr(os, "geteuid") or (about.st_uid == os.geteuid() and not about.st_mode & 0o022)
 
 
 @cache
