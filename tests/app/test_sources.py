@@ -2,6 +2,7 @@
 
 import gzip
 import json
+import os
 from pathlib import Path
 
 import numpy as np
@@ -9,12 +10,14 @@ import pyarrow as pa
 import pyarrow.parquet
 import pytest
 
-from opvi.adapters._tables import SourceChangedError, cut, open_source
+from opvi.adapters._tables import SourceChangedError, TableError, cut, open_source
 from opvi.app import cli
 from opvi.app.learn import RunDirectory, RunError
 from opvi.app.learn import _learner as learner
 from opvi.app.learn._predict import learnt
 from opvi.running._cursor import Cursor, Trail
+from opvi.app.learn._starting import Asked, alone
+from opvi.app.learn._stopping import Stop
 from tests.app.test_learning import SMALL, learn
 
 ROWS = 9000  # more than 64 KiB, and more than one block
@@ -196,3 +199,73 @@ def test_a_log_that_is_closed_does_not_end_learning(line, monkeypatch, capsys):
     assert cli.main(["learn", str(path), *options]) == 0
     monkeypatch.undo()
     assert learnt(RunDirectory(run)).tree["rows"] == 600
+
+
+@pytest.mark.parametrize(
+    ("header", "refused"),
+    [("y,x,a", True), (" y , x , a ", True), ('"y","x","a"', True), ("x,y,b", True), ("x,y,a", False), ("7,x,a", False)],
+)
+def test_another_header_half_way_ends_the_reading(tmp_path, header, refused):
+    """Two tables joined to one, with their columns in another order: the second would be read under wrong names."""
+    rows = [f"{i % 7},{i * 1.5},{'pq'[i % 2]}" for i in range(1200)]
+    path = tmp_path / "t.csv"
+    path.write_text("\n".join(["x,y,a", *rows[:900], header, *rows[900:]]) + "\n")
+    if not refused:
+        done = learn(path, tmp_path / "run")
+        assert (done.rows, done.rejected) == (1200, 1)
+        return
+    with pytest.raises(TableError, match="names its columns again in row 900, and otherwise"):
+        learn(path, tmp_path / "run", first_rows=500)
+    tree = learnt(RunDirectory(tmp_path / "run")).tree
+    assert tree["rows"] + len(tree["waiting"]["y"]) == 900  # those before it are learnt
+
+
+def test_text_that_happens_to_be_a_column_s_name_is_a_value(tmp_path):
+    rows = [f"{['x', 'a', 'y'][i % 3]},{i * 1.5},{['x', 'a'][i % 2]}" for i in range(300)]
+    (tmp_path / "t.csv").write_text("\n".join(["x,y,a", *rows]) + "\n")
+    assert learn(tmp_path / "t.csv", tmp_path / "run").rows == 300
+
+
+@pytest.mark.parametrize(("kind", "left"), [("csv", 100), ("jsonl", 0), ("csv.gz", 100), ("csv", 1_200_000)])
+def test_a_file_that_becomes_shorter_while_it_is_read_is_an_error(tmp_path, kind, left):
+    path = written(tmp_path, kind, range(130_000))
+    with open_source(path) as source, pytest.raises(SourceChangedError, match="has become shorter while it was read"):
+        for count, _ in enumerate(source.blocks()):
+            if not count:
+                os.truncate(path, left)
+
+
+def test_a_run_of_a_file_that_is_emptied_ends_with_an_error_and_resumes(tmp_path, capsys, monkeypatch):
+    path = written(tmp_path, "csv", range(130_000))
+    whole, real = path.read_bytes(), learner.Learner.take
+
+    def take(self, block, learn=True):
+        path.write_bytes(b"")
+        return real(self, block, learn)
+
+    with monkeypatch.context() as patched, pytest.raises(SourceChangedError, match="has become shorter"):
+        patched.setattr(learner.Learner, "take", take)
+        learn(path, tmp_path / "run")
+    path.write_bytes(whole)
+    with alone(RunDirectory(tmp_path / "run"), Asked(None, resume=True), Stop()) as made:
+        assert next(made.source.blocks()).first == made.learner.rows + len(made.learner.waiting[1])
+
+
+@pytest.mark.parametrize("scale", [1e-25, 1e-17])
+def test_values_too_small_for_a_float32_are_not_passed_over_in_silence(tmp_path, scale):
+    rng = np.random.default_rng(0)
+    x = rng.normal(size=(300, 2))
+    y = x.sum(1) + 0.1 * rng.normal(size=300)
+    lines = [f"{a * scale!r},{b!r},{c!r}" for (a, b), c in zip(x.tolist(), y.tolist(), strict=True)]
+    (tmp_path / "t.csv").write_text("\n".join(["a,b,y", *lines]) + "\n")
+    done = learn(tmp_path / "t.csv", tmp_path / "run")
+    told = [note for note in done.schema.notes if "'a'" in note]
+    if scale < 1e-18:
+        assert "left out: its values differ by less than 1e-18. Give it in a smaller unit" in told[0]
+        assert done.schema.features == ["b"]
+    else:
+        assert not told
+        assert done.summary().recent.error < 0.5  # it is learnt
+    (tmp_path / "tiny.csv").write_text("\n".join(["x,y", *(f"{i % 7},{c * 1e-25!r}" for i, c in enumerate(y.tolist()))]) + "\n")
+    with pytest.raises(TableError, match="the target 'y' varies by less than 1e-18"):
+        learn(tmp_path / "tiny.csv", tmp_path / "other")

@@ -146,7 +146,7 @@ def _over(
         """Return how many rounds of this shape are held at once."""
         return max(1, min(CHUNK_ROUNDS, every or CHUNK_ROUNDS, CHUNK_BYTES // max(size_of(batch), kept, 1)))
 
-    log = _Log(int(state.round), callbacks, every)
+    log = _Log(int(state.round), callbacks, every, partial(_odd_label, sampler, state))
     first_rows = int(state.rows)
     try:
         for chunk in _chunks(itertools.chain([head], source), room, log.first, every):
@@ -192,11 +192,26 @@ def _chunks(
         yield chunk
 
 
+def _odd_label(sampler: Sampler, state: Tree, batch: Batch) -> str:
+    """Return which label of a batch `(x, y)` is not a class of the model; nothing if none is, or nobody can say."""
+    try:
+        x, y = batch.data
+        labels = np.asarray(y)[np.asarray(batch.weight) > 0]
+        classes = jax.eval_shape(lambda state: sampler.predict(state, x).probabilities(), state).shape[1]
+    except Exception:  # another form of data, or no classes
+        return ""
+    odd = labels[(labels < 0) | (labels >= classes)] if labels.dtype.kind in "iu" else labels[:0]
+    return f"A row has the label {odd[0]}, but the model has {classes} classes: 0 to {classes - 1}." if len(odd) else ""
+
+
 class _Log:
     """Collects a run's arrays, and calls the callbacks when they are due."""
 
-    def __init__(self, first: int, callbacks: Mapping[str, Callback], every: int | None):
+    def __init__(
+        self, first: int, callbacks: Mapping[str, Callback], every: int | None, odd_label: Callable[[Batch], str]
+    ):
         self.first = self.done = first
+        self.odd_label = odd_label
         self.callbacks, self.every = callbacks, every
         self.chunks: list[Chunk] = []
         self.watched: list[dict[str, Tree]] = []  # of the chunks not shown to the callbacks yet
@@ -210,13 +225,16 @@ class _Log:
         if watched:
             self.watched.append(watched)
         if not info.finite.all():
-            at = self.done - len(batches) + int(info.finite.argmin()) + 1
+            place = int(info.finite.argmin())
+            at = self.done - len(batches) + place + 1
+            why = self.odd_label(batches[place]) or (
+                "The batch itself was finite: the step is too large, the log density overflows, or a row lies outside "
+                "the model (a label with no class) for every particle. Lower `step` if you set one, standardise the "
+                "data, or check the labels."
+            )
             raise DivergedError(
-                f"the update of round {at} was not finite, so the particles stayed as they were before it. The batch "
-                "itself was finite: the step is too large, the log density overflows, or a row lies outside the model "
-                "(a label with no class) for every particle. Lower `step` if you set one, standardise the data, or "
-                "check the labels. The state "
-                "is in this error's `state`, the history in its `history`.",
+                f"the update of round {at} was not finite, so the particles stayed as they were before it. {why} The "
+                "state is in this error's `state`, the history in its `history`.",
                 state,
                 self.history(),
             )

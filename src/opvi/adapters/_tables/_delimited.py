@@ -6,10 +6,13 @@ from csv import reader
 from io import StringIO
 from itertools import chain, product
 
+import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 from pyarrow import csv
 
-from opvi.adapters._tables._block import MOST_COLUMNS, Block, Rejected, TableError, quoted, shown
+from opvi.adapters._tables._arrow import in_numpy
+from opvi.adapters._tables._block import MOST_COLUMNS, Block, Rejected, TableError, cut, quoted, shown
 from opvi.adapters._tables._encodings import LATIN, AsUtf8
 from opvi.adapters._tables._feeds import Feed, Reader
 from opvi.adapters._tables._lines import Grammar, Records, csv_records, whole_lines
@@ -95,10 +98,37 @@ class Delimited(Reader):
         for records in self._records:
             self.handed += len(records.text) + sum(len(text) for _, _, text in records.bad)
             if first + records.rows > skip:
-                yield self._parse(records, first, list(wanted))._replace(content=records.content)
+                block = self._parse(records, first, list(wanted))._replace(content=records.content)
+                other = self._other_header(block)
+                if other is not None:
+                    yield from [cut(block, first, other)] * (other > first)
+                    raise TableError(
+                        f"{self.feed.name} names its columns again in row {other:,}, and otherwise, so what follows "
+                        "would be read under the wrong names. Was another file joined to this one? Learn from it by "
+                        "itself, or write its columns in the order of this one."
+                    )
+                yield block
             else:
                 yield Block({}, first, records.rows, [], content=records.content)
             first += records.rows
+
+    def _other_header(self, block: Block) -> int | None:
+        """Return the first row that is another line of column names, which are not in the order of the first line.
+
+        Most of its values are names of columns, all of them differ, and none is a number.
+        """
+        if len(block.columns) < 2 or not len(block.numbers):
+            return None
+        names = list(block.columns)
+        known = pa.array(names)
+        first = next(iter(block.columns.values()))
+        for place in np.flatnonzero(in_numpy(pc.is_in(pc.ascii_trim_whitespace(first), value_set=known))).tolist():
+            values = [str(column[place].as_py() or "").strip() for column in block.columns.values()]
+            met = len(set(values) & set(names))
+            plain = len(set(values)) == len(values) and not any(map(NUMBER.fullmatch, values))
+            if values != names and plain and 2 * met > len(names):
+                return int(block.numbers[place])
+        return None
 
     def _parse(self, records: Records, first: int, wanted: list[int]) -> Block:
         malformed = [Rejected(first + at, reason, text) for at, reason, text in records.bad]

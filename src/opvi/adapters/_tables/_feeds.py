@@ -12,7 +12,7 @@ from typing import IO, cast
 
 import pyarrow as pa
 
-from opvi.adapters._tables._block import PIECE, Block, Content, TableError
+from opvi.adapters._tables._block import PIECE, Block, Content, SourceChangedError, TableError
 
 GZIP, ZSTD = b"\x1f\x8b", b"\x28\xb5\x2f\xfd"  # how such files begin
 BEGINNING = 1 << 16  # bytes that the fingerprint covers
@@ -82,8 +82,19 @@ class Feed:
             out = os.read(self._file, count)
         except OSError as error:
             raise TableError(f"{self.name} cannot be read further ({_why(error)}).") from None
+        if not out:
+            self._refuse_shorter()
         self.position += len(out)
         return out
+
+    def _refuse_shorter(self) -> None:
+        """Refuse a file from which bytes were taken away while it was read: who knows what else was changed."""
+        size = os.fstat(self._file).st_size
+        if self.size is not None and size < max(self.size, self.position):
+            raise SourceChangedError(
+                f"{self.name} has become shorter while it was read: {max(self.size, self.position):,} bytes were there, "
+                f"and now it has {size:,}. What was learnt is saved. Restore the file, then resume with --resume."
+            )
 
     def _waiting(self) -> bool:
         """Whether a pipe has more bytes at this moment."""
@@ -170,7 +181,10 @@ class Feed:
             return None
         count = min(self.size, count)
         try:
-            return f"{count:x}-{hashlib.sha256(os.pread(self._file, count, 0)).hexdigest()}"
+            begin = os.pread(self._file, count, 0)
+            if len(begin) < count:
+                self._refuse_shorter()
+            return f"{count:x}-{hashlib.sha256(begin).hexdigest()}"
         except OSError as error:
             raise TableError(f"{self.name} cannot be read ({_why(error)}).") from None
 

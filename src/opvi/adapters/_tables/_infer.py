@@ -13,6 +13,7 @@ from opvi.adapters._tables._source import named
 from opvi.adapters._tables._spelling import folded
 from opvi.adapters._tables._values import TRUTH, WHOLE, ZEROS, Values, label, whole_or_text
 from opvi.running._origin import origin_of
+from opvi.types import LARGEST_VALUE
 
 FIRST_ROWS = 1_000
 MOST_FEATURES = 4_096
@@ -20,6 +21,7 @@ LEVELS = 32  # of a text that have columns of their own
 DIFFERENT = 0.9  # of the values: then a text only distinguishes rows
 WHOLE_CLASSES = 10  # a whole-number target with more values is a regression's
 COUNTED = 20  # rows from which on a row number is recognised
+SMALLEST = 1 / LARGEST_VALUE  # values that differ by less have squares that a float32 does not tell from 0
 RISING = 200  # rows from which on numbers with gaps are taken for one, where each is larger than the one before
 NAMES_ROWS = re.compile(r"(?:^|[^A-Za-z])(?i:id|uuid|guid)$|[a-z]I[Dd]$")  # how a column is called that names rows
 
@@ -84,7 +86,19 @@ def infer_schema(
         _check_positive(aim, task, counts)
     made = _schema(target, task, list(classes), labels, _columns(firsts, notes), notes)
     shift = 0.0 if positive or counts or task != "regression" else _shift(aim.values("number"))
+    if task == "regression" and not positive:
+        _refuse_tiny(aim.values("number"), shift, target)
     return made._replace(spelling=aim.spelling, positive=positive, closed=closed, counts=counts, shift=shift)
+
+
+def _refuse_tiny(values: Values, shift: float, target: str) -> None:
+    """Refuse targets whose squares a float32 does not tell from 0: a model would learn nothing, and not say so."""
+    size = np.abs(values.data[~values.missing & ~values.bad] - shift).max(initial=0.0)
+    if 0 < size < SMALLEST:
+        raise TableError(
+            f"the target {quoted(target)} varies by less than {SMALLEST:g}. Give it in a smaller unit, such that it "
+            "varies by about 1."
+        )
 
 
 def _shift(values: Values) -> float:
@@ -148,6 +162,8 @@ def _column(first: First, alone: bool, shuffled: bool) -> tuple[Column | None, s
     if whole and len(data) >= RISING and NAMES_ROWS.search(name) and len(np.unique(data)) == len(data) and not alone:
         return None, "left out: it is called an ID, and no two of the first rows have the same"
     shift = float(origin_of(data[:, None])[0]) if first.kind == "number" else 0.0
+    if 0 < np.abs(data - shift).max() < SMALLEST:
+        return None, f"left out: its values differ by less than {SMALLEST:g}. Give it in a smaller unit to have it learnt"
     return Column(name, first.kind, gaps, float(np.mean(data)), shift=shift), note
 
 

@@ -2,6 +2,7 @@
 
 import argparse
 import os
+import re
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -13,8 +14,19 @@ from urllib.parse import urlsplit
 Commands: TypeAlias = "argparse._SubParsersAction[argparse.ArgumentParser]"  # where a command adds its own
 
 
+DOUBLED = re.compile(r"(?<=[^./\s])\.\.(?=\s|$)")  # a full stop, and not `…/..` or `...`
+
+
+def one_stop(message: str) -> str:
+    """Return a message without doubled full stops: what a library said ends with one, or does not."""
+    return DOUBLED.sub(".", message)
+
+
 class CommandError(Exception):
     """An error that the user can fix; its message says how."""
+
+    def __init__(self, message: str):
+        super().__init__(one_stop(message))
 
 
 def positive(text: str) -> int:

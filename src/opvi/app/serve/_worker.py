@@ -8,6 +8,7 @@ from queue import Empty, SimpleQueue
 from typing import Generic, NamedTuple, Protocol, TypeVar
 
 from opvi.adapters._tables import Json
+from opvi.app.cli._common import one_stop
 
 Item = TypeVar("Item")
 TICK = 1.0  # seconds after which an idle worker looks around
@@ -49,7 +50,7 @@ def answer(content: Json, status: int = 200, **headers: str) -> Answer:
 
 def refused(status: int, why: str, **headers: str) -> Answer:
     """Return an answer that says why nothing was done."""
-    return answer({"error": why}, status, **headers)
+    return answer({"error": one_stop(why)}, status, **headers)
 
 
 def deliver(loop: Loop, answers: Sequence[tuple[Reply, Answer]]) -> None:
