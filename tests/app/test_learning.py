@@ -216,7 +216,9 @@ def test_predictions_that_are_not_finite_are_counted_said_and_end_with_a_status(
     assert done.summary().broken
     assert told["predictions_not_finite"] > 1300
     assert told["predictions_not_finite"] + done.summary().total.count == 1499 - learner.BATCH
-    assert "rows were predicted as something that is not a finite number" in str(contents(learnt(done.run), "", "").notes)
+    assert "rows were predicted as something that is not a finite number" in str(
+        contents(learnt(done.run), "", "").notes
+    )
     assert cli.main(["learn", str(table), "--run", str(tmp_path / "run"), "--resume"]) == 4
     said = capsys.readouterr()
     assert "predictions not finite, in no other figure" in said.out

@@ -15,9 +15,9 @@ from opvi.app import cli
 from opvi.app.learn import RunDirectory, RunError
 from opvi.app.learn import _learner as learner
 from opvi.app.learn._predict import learnt
-from opvi.running._cursor import Cursor, Trail
 from opvi.app.learn._starting import Asked, alone
 from opvi.app.learn._stopping import Stop
+from opvi.running._cursor import Cursor, Trail
 from tests.app.test_learning import SMALL, learn
 
 ROWS = 9000  # more than 64 KiB, and more than one block
@@ -203,7 +203,14 @@ def test_a_log_that_is_closed_does_not_end_learning(line, monkeypatch, capsys):
 
 @pytest.mark.parametrize(
     ("header", "refused"),
-    [("y,x,a", True), (" y , x , a ", True), ('"y","x","a"', True), ("x,y,b", True), ("x,y,a", False), ("7,x,a", False)],
+    [
+        ("y,x,a", True),
+        (" y , x , a ", True),
+        ('"y","x","a"', True),
+        ("x,y,b", True),
+        ("x,y,a", False),
+        ("7,x,a", False),
+    ],
 )
 def test_another_header_half_way_ends_the_reading(tmp_path, header, refused):
     """Two tables joined to one, with their columns in another order: the second would be read under wrong names."""
@@ -229,10 +236,12 @@ def test_text_that_happens_to_be_a_column_s_name_is_a_value(tmp_path):
 @pytest.mark.parametrize(("kind", "left"), [("csv", 100), ("jsonl", 0), ("csv.gz", 100), ("csv", 1_200_000)])
 def test_a_file_that_becomes_shorter_while_it_is_read_is_an_error(tmp_path, kind, left):
     path = written(tmp_path, kind, range(130_000))
-    with open_source(path) as source, pytest.raises(SourceChangedError, match="has become shorter while it was read"):
-        for count, _ in enumerate(source.blocks()):
-            if not count:
-                os.truncate(path, left)
+    with open_source(path) as source:
+        blocks = source.blocks()
+        next(blocks)
+        os.truncate(path, left)
+        with pytest.raises(SourceChangedError, match="has become shorter while it was read"):
+            _ = list(blocks)
 
 
 def test_a_run_of_a_file_that_is_emptied_ends_with_an_error_and_resumes(tmp_path, capsys, monkeypatch):
@@ -243,8 +252,8 @@ def test_a_run_of_a_file_that_is_emptied_ends_with_an_error_and_resumes(tmp_path
         path.write_bytes(b"")
         return real(self, block, learn)
 
-    with monkeypatch.context() as patched, pytest.raises(SourceChangedError, match="has become shorter"):
-        patched.setattr(learner.Learner, "take", take)
+    monkeypatch.setattr(learner.Learner, "take", take)
+    with pytest.raises(SourceChangedError, match="has become shorter"):
         learn(path, tmp_path / "run")
     path.write_bytes(whole)
     with alone(RunDirectory(tmp_path / "run"), Asked(None, resume=True), Stop()) as made:
@@ -266,6 +275,8 @@ def test_values_too_small_for_a_float32_are_not_passed_over_in_silence(tmp_path,
     else:
         assert not told
         assert done.summary().recent.error < 0.5  # it is learnt
-    (tmp_path / "tiny.csv").write_text("\n".join(["x,y", *(f"{i % 7},{c * 1e-25!r}" for i, c in enumerate(y.tolist()))]) + "\n")
+    (tmp_path / "tiny.csv").write_text(
+        "\n".join(["x,y", *(f"{i % 7},{c * 1e-25!r}" for i, c in enumerate(y.tolist()))]) + "\n"
+    )
     with pytest.raises(TableError, match="the target 'y' varies by less than 1e-18"):
         learn(tmp_path / "tiny.csv", tmp_path / "other")

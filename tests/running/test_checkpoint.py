@@ -6,9 +6,9 @@ import json
 import os
 import pickle
 import re
-import tracemalloc
 import subprocess
 import sys
+import tracemalloc
 from typing import Any, NamedTuple
 
 import jax

@@ -13,8 +13,8 @@ import pytest
 import opvi
 from opvi.predictive import Bernoulli, Categorical, Classes, NegativeBinomial, Normal, Poisson, Predictive, StudentT
 from opvi.running import CheckpointError
-from opvi.running._saving import LockedError
 from opvi.running import _checkpoint as checkpoint
+from opvi.running._saving import LockedError
 from opvi.scale.fleet import Keyed, _alone, _store
 from opvi.scale.fleet import _programs as programs
 from opvi.scale.fleet._store import Store
@@ -523,7 +523,7 @@ def stranger(tmp_path):
         "CREATE INDEX age ON models (touched + 1)",
         "ALTER TABLE models ADD COLUMN g AS (number + 1)",
         "UPDATE sqlite_master SET sql = replace(sql, 'NOT NULL', '') WHERE name = 'models'",
-        "UPDATE sqlite_master SET sql = replace(sql, 'BLOB NOT NULL)', 'BLOB NOT NULL CHECK (1))') WHERE name = 'models'",
+        "UPDATE sqlite_master SET sql = replace(sql, 'BLOB NOT NULL)', 'BLOB CHECK (1))') WHERE name = 'models'",
     ],
 )
 def test_another_schema_is_refused_before_anything_is_asked(stranger, query):

@@ -90,10 +90,11 @@ class Feed:
     def _refuse_shorter(self) -> None:
         """Refuse a file from which bytes were taken away while it was read: who knows what else was changed."""
         size = os.fstat(self._file).st_size
-        if self.size is not None and size < max(self.size, self.position):
+        before = max(self.size or 0, self.position)
+        if self.size is not None and size < before:
             raise SourceChangedError(
-                f"{self.name} has become shorter while it was read: {max(self.size, self.position):,} bytes were there, "
-                f"and now it has {size:,}. What was learnt is saved. Restore the file, then resume with --resume."
+                f"{self.name} has become shorter while it was read: {before:,} bytes were there, and now it has "
+                f"{size:,}. What was learnt is saved. Restore the file, then resume with --resume."
             )
 
     def _waiting(self) -> bool:

@@ -163,7 +163,10 @@ def _column(first: First, alone: bool, shuffled: bool) -> tuple[Column | None, s
         return None, "left out: it is called an ID, and no two of the first rows have the same"
     shift = float(origin_of(data[:, None])[0]) if first.kind == "number" else 0.0
     if 0 < np.abs(data - shift).max() < SMALLEST:
-        return None, f"left out: its values differ by less than {SMALLEST:g}. Give it in a smaller unit to have it learnt"
+        return (
+            None,
+            f"left out: its values differ by less than {SMALLEST:g}. Give it in a smaller unit to have it learnt",
+        )
     return Column(name, first.kind, gaps, float(np.mean(data)), shift=shift), note
 
 

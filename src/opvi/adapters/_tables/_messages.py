@@ -10,7 +10,6 @@ from opvi.adapters._tables._block import Block, Rejected, shown
 from opvi.adapters._tables._jsonlines import WORDS, BadLineError, as_row, constant, decoded, distinct
 from opvi.adapters._tables._schema import Schema
 
-
 SHOWN_NAMES, SHOWN_NAME = 20, 60  # fields that are named in an answer, and their letters
 MOST_VALUES = 1 << 17  # in a message: to read as many takes a tenth of a second
 

@@ -149,7 +149,9 @@ async def predict(service: Service, request: Request) -> Answer:
     try:
         levels = _levels(query["quantiles"]) if "quantiles" in query else LEVELS
     except ValueError:
-        return refused(400, f"`quantiles` must be at most {MOST_LEVELS} numbers strictly between 0 and 1, such as 0.05,0.95.")
+        return refused(
+            400, f"`quantiles` must be at most {MOST_LEVELS} numbers strictly between 0 and 1, such as 0.05,0.95."
+        )
 
     def keep(values: list[Json | None]) -> str:
         name = ticket or new_ticket()

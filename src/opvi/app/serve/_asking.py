@@ -51,7 +51,7 @@ class Asked(NamedTuple):
 
 
 class Asking:
-    """Answers requests in its own threads while learning continues: one for large requests, which others do not wait for.
+    """Answers requests in threads of its own while learning continues: others do not wait for large requests.
 
     Args:
         published: returns the state to predict with.

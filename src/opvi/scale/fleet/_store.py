@@ -5,7 +5,6 @@ A file may come from a stranger: its schema must be the one below, to the letter
 explains, and no value is taken for what its column should hold.
 """
 
-import os
 import time
 import zlib
 from collections.abc import Callable, Iterator
@@ -267,7 +266,12 @@ class Store:
             found = [connection.execute(f"PRAGMA {name}").fetchone()[0] for name in ("application_id", "user_version")]
             schema = set(connection.execute("SELECT type, name, tbl_name, sql FROM sqlite_master LIMIT 100"))
             if not schema:
-                for line in (MODELS, ABOUT, f"PRAGMA application_id = {APPLICATION}", f"PRAGMA user_version = {FORMAT}"):
+                for line in (
+                    MODELS,
+                    ABOUT,
+                    f"PRAGMA application_id = {APPLICATION}",
+                    f"PRAGMA user_version = {FORMAT}",
+                ):
                     connection.execute(line)
             elif found != [APPLICATION, FORMAT]:
                 newer = " It was written by a newer opvi." if found[0] == APPLICATION and found[1] > FORMAT else ""
