@@ -208,6 +208,14 @@ def sync_folder(folder: Path) -> None:
         os.close(handle)
 
 
+def make_folder(folder: Path) -> None:
+    """Make a folder and those above it, if need be; when this returns, their names are on the disk."""
+    missing = [path for path in (folder, *folder.parents) if not path.exists()]
+    folder.mkdir(parents=True, exist_ok=True)
+    for path in reversed(missing):
+        sync_folder(path.parent)
+
+
 def bytes_of(path: Path) -> bytes:
     """Return the contents of a regular file that is not large; refuse anything else at once, without waiting."""
     with opened(path) as file:

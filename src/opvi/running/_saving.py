@@ -13,7 +13,7 @@ from typing import Any, NamedTuple, Self
 import jax
 import numpy as np
 
-from opvi.running._checkpoint import CheckpointError, read, save, shaped
+from opvi.running._checkpoint import CheckpointError, make_folder, read, save, shaped
 from opvi.running._cursor import Cursor, Trail
 from opvi.running._settings import difference, settings
 from opvi.running._stream import Stream
@@ -49,7 +49,7 @@ class Checkpoints:
     def __enter__(self) -> Self:
         from filelock import FileLock, Timeout  # what is there to lock with differs between systems
 
-        self.folder.mkdir(parents=True, exist_ok=True)
+        make_folder(self.folder)
         path, owner = self.folder / LOCK, self.folder / OWNER
         for link in (path, owner):
             if link.is_symlink():

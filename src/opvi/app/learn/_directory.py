@@ -9,7 +9,7 @@ from pathlib import Path
 
 from opvi.adapters._tables import Json, Rejected
 from opvi.running import CheckpointError, Checkpoints
-from opvi.running._checkpoint import bytes_of, write_whole
+from opvi.running._checkpoint import bytes_of, make_folder, sync_folder, write_whole
 
 FORMAT = 1
 KEPT = 3  # checkpoints
@@ -51,7 +51,7 @@ class RunDirectory:
 
     def begin(self, about: Json) -> None:
         """Write run.json: the schema, the model and the versions."""
-        self.path.mkdir(parents=True, exist_ok=True)
+        make_folder(self.path)
         self.write(ABOUT, {"format": FORMAT, "began": datetime.now(UTC).isoformat(timespec="seconds"), **about})
 
     def saved(self) -> str | None:
@@ -114,6 +114,7 @@ class RunDirectory:
             )
         size = min(size, about.st_size)
         os.ftruncate(file, size)
+        sync_folder(self.path)  # the checkpoints that count its rows must not outlive its name
         return file, size
 
     @staticmethod

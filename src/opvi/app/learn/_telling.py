@@ -17,6 +17,7 @@ from opvi.adapters._tables import Json, RowSource, Schema
 from opvi.app.learn._directory import RunError
 from opvi.app.learn._scores import counted
 from opvi.running import Fed
+from opvi.running._checkpoint import sync_folder
 
 if TYPE_CHECKING:
     from opvi.app.learn._learner import Learner
@@ -183,6 +184,7 @@ class File:
         os.ftruncate(self._file, position)
         self.position = position
         try:
+            sync_folder(Path(self.name).parent)  # the checkpoints that count its rows must not outlive its name
             if self._csv and not position:
                 self._append(",".join(self._names) + "\n")
         except BaseException:

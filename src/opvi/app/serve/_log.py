@@ -20,6 +20,7 @@ from opvi.adapters._tables import Json
 from opvi.adapters._tables._jsonlines import BadLineError
 from opvi.adapters._tables._messages import Row, rows_of
 from opvi.app.learn import RunError
+from opvi.running._checkpoint import make_folder, sync_folder
 
 MARK = b"opvi"
 HEADER = struct.Struct("<4sIQII")  # the mark, CRC-32 of all that follows it, first row, rows, bytes
@@ -75,7 +76,7 @@ class Log:
         self.broken = ""  # why nothing more can be written
         if folder.is_symlink():
             raise LogError(f"{folder} is a link, but a run's files must lie in its own folder. Delete it.")
-        folder.mkdir(exist_ok=True)
+        make_folder(folder)
         self.rows = 0  # all that were ever appended
         self._file, self._size = -1, 0
         paths = self._paths()
@@ -112,11 +113,7 @@ class Log:
         path = path or self.folder / f"{self.rows:015d}{ENDING}"
         self._file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o644)
         self._size = os.fstat(self._file).st_size
-        above = os.open(self.folder, os.O_RDONLY | os.O_CLOEXEC)
-        try:
-            os.fsync(above)
-        finally:
-            os.close(above)
+        sync_folder(self.folder)
 
     def close(self) -> None:
         """Close the segment."""
