@@ -3,11 +3,12 @@
 A run with predictions, a fleet and a server are recorded once, call by call (`faults.c`). A crash point is a moment in
 such a recording and one of the states in which a disk may be left then: what was synced is there, and of everything
 since then, any part: writes are missing, reordered or torn into sectors of 512 bytes, files have their new length and
-zeros or rubbish in place of what was written, and names of files are missing, kept, or changed in another order. Nothing
-is taken to be on the disk because a file system usually does it: a new file's name is there once its folder is synced.
+zeros or rubbish in place of what was written, and names of files are missing, kept, or changed in another order.
+Nothing is taken to be on the disk because file systems usually do it: a new file's name is there once its folder is
+synced.
 
-Each state is put on a disk and opened. It must be one that was saved, bit for bit, with all that was acknowledged, or be
-refused; of some, the rest is learnt and must end with the bits of an undisturbed run.
+Each state is put on a disk and opened. It must be one that was saved, bit for bit, with all that was acknowledged, or
+be refused; of some, the rest is learnt and must end with the bits of an undisturbed run.
 """
 
 import argparse
@@ -41,9 +42,9 @@ KINDS = ("run", "fleet", "serve")
 
 
 class Call(NamedTuple):
-    """Something that happened to files: W writes, T truncates, F syncs, C creates, M makes a folder, R renames, U deletes."""
+    """Something that happened to files, or that something was acknowledged."""
 
-    kind: str  # or A: something was acknowledged
+    kind: str  # W writes, T truncates, F syncs, C creates, M makes a folder, R renames, U deletes, A acknowledges
     path: str
     to: str
     place: int
@@ -125,7 +126,7 @@ class Disk:
                 else:
                     found.pop(what.removeprefix("from "), None)
                     found[path] = number
-        out: dict[str, bytes | None] = {folder: None for folder in folders}
+        out: dict[str, bytes | None] = dict.fromkeys(folders)
         for path, number in found.items():
             out[path] = self._content(self.files[number], moment, chance)
         return {path: data for path, data in out.items() if self._is_there(path, folders)}

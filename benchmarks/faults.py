@@ -133,9 +133,7 @@ def of_learning(library: Path, work: Path, every: int, start: int) -> dict[str, 
     assert same()
     done, bad, by_call, statuses = 0, [], Counter[str](), Counter[str]()
 
-    runs = each_fails(
-        shim, folder, calls, every, start, lambda: shutil.rmtree(folder), lambda: learn(table, folder)
-    )
+    runs = each_fails(shim, folder, calls, every, start, lambda: shutil.rmtree(folder), lambda: learn(table, folder))
     for place, failed, code, (status, said) in runs:
         name = errno.errorcode.get(code, "half")
         by_call[failed] += 1

@@ -5,6 +5,7 @@ import errno
 import json
 import os
 import shutil
+import threading
 import time
 import zlib
 from concurrent.futures import ThreadPoolExecutor
@@ -444,7 +445,7 @@ def test_a_model_that_predicts_nothing_finite_is_not_ready(run, begun):
     assert names["opvi_answers_not_finite"] >= 3  # two requests, and a probe for each state that was published
 
 
-def test_rows_that_do_not_fill_a_batch_are_in_the_predictions(run, begun):
+def test_rows_that_do_not_fill_a_batch_are_in_the_predictions(run, begun, monkeypatch):
     """At once, and after the server has ended; what is learnt keeps the bits of full batches."""
     rows, asked = [dict(row) for row in begun[1][8:20]], {"a": 0.0, "b": 0.0, "c": 0.0}
     for row in rows:
@@ -452,10 +453,15 @@ def test_rows_that_do_not_fill_a_batch_are_in_the_predictions(run, begun):
     with Served(run) as server:
         before = server.post("/v1/predict", asked).json()["predictions"][0]["mean"]
         learnt_before = server.made.learner.rows
-        with server.made.lock:  # nothing is learnt yet
+        with monkeypatch.context() as patched:
+            real, go = _writer.with_waiting, threading.Event()
+            patched.setattr(_writer, "with_waiting", lambda engine: (go.wait(30), real(engine))[1])
             server.post("/v1/learn", rows)
+            while server.made.behind:
+                time.sleep(0.005)
             metrics = {family.name: family.samples[0].value for family in _families(server)}
-        assert metrics["opvi_queue_rows"] == 12
+            assert metrics["opvi_queue_rows"] == 12  # they wait for a full batch
+            go.set()
         server.learnt_all()
         after = server.post("/v1/predict", asked).json()["predictions"][0]["mean"]
         assert server.made.learner.rows == learnt_before

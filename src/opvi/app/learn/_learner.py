@@ -1,6 +1,7 @@
 """The loop behind `opvi learn`: read, predict, learn, save; after a kill it resumes, to the same bits."""
 
 import itertools
+import json
 import os
 import re
 import time
@@ -101,6 +102,15 @@ class Learner:
                 f"{'Its last checkpoint is as it was' if self.saves else 'It holds no checkpoint yet'}. Free "
                 "some space or fix the permissions, then resume with --resume."
             ) from error
+
+    def _mend_metrics(self) -> None:
+        """Write the figures if they are not those of the checkpoint, after which the power may have failed."""
+        try:
+            told = json.loads((self.run.path / METRICS).read_bytes())
+        except (OSError, ValueError):
+            told = None
+        if told != self.metrics():
+            self.run.write(METRICS, self.metrics())
 
     def _settle(self) -> None:
         """Wait until rejected rows and predictions are on the disk; if that fails once, no later attempt is believed.
@@ -263,6 +273,8 @@ class Learner:
             self.finished = True
             if not done:  # otherwise there was nothing new
                 self.save()
+            else:
+                self._mend_metrics()
         except (Exception, Stopped):  # not a second Ctrl-C, which may come at any moment
             self.save()
             raise

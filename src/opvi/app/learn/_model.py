@@ -1,6 +1,7 @@
 """The model of a run: the recommended regressor or classifier, with settings stored in the run's folder."""
 
 import json
+import math
 import re
 from pathlib import Path
 from typing import NamedTuple
@@ -17,6 +18,7 @@ from opvi.tracking._regressor import EARLY_ROWS, chosen_seats, chosen_sizes
 from opvi.types import Sampler, State, as_key
 
 BATCH = 20  # rows learnt at once
+MOST_PARTICLES, MOST_ROWS, MOST_LAYERS, MOST_WIDTH = 100_000, 10**7, 16, 1 << 16  # that are tried
 MOST_BYTES = 1 << 30  # of a model's state
 WHILE_LEARNING = 4  # times its state a model needs, for temporaries and checkpoints
 SAMPLE = 256  # rows kept for the report, a uniform sample of all that were learnt
@@ -42,6 +44,34 @@ class Settings(NamedTuple):
     seats: bool = True  # whether networks of a regression begin again, and larger, when columns have faded
 
 
+def checked(settings: Settings) -> Settings:
+    """Return settings; refuse those that no model can be made of, and those that would take forever to find out."""
+    whole = {
+        "particles": (1, MOST_PARTICLES),
+        "memory_rows": (0, MOST_ROWS),
+        "neighbour_rows": (0, MOST_ROWS),
+        "warm_up": (0, MOST_ROWS),
+        "fading_above": (0, MOST_ROWS),
+        "seed": (0, 2**32 - 1),
+    }
+    for name, (low, high) in whole.items():
+        value = getattr(settings, name)
+        if value is not None and not (type(value) is int and low <= value <= high):
+            raise ValueError(f"`{name}` is {repr(value)[:60]}, but must be a whole number from {low:,} to {high:,}.")
+    if settings.half_life is not None and not (
+        isinstance(settings.half_life, int | float) and 0 < settings.half_life < math.inf
+    ):
+        raise ValueError(f"`half_life` is {str(settings.half_life)[:60]}, but must be a number of rows greater than 0.")
+    widths = settings.hidden or ()
+    if len(widths) > MOST_LAYERS or not all(type(width) is int and 1 <= width <= MOST_WIDTH for width in widths):
+        raise ValueError(
+            f"`hidden` is {str(settings.hidden)[:50]}, must be at most {MOST_LAYERS} widths from 1 to {MOST_WIDTH:,}."
+        )
+    if not all(type(getattr(settings, name)) is bool for name in ("levels", "process", "seats")):
+        raise ValueError("`levels`, `process` and `seats` are switches: true or false.")
+    return settings
+
+
 def model(schema: Schema, settings: Settings, room: int | None = None) -> Sampler:
     """Return the sampler for a schema; it raises an alarm when the data change and keeps a sample of the rows.
 
@@ -50,6 +80,7 @@ def model(schema: Schema, settings: Settings, room: int | None = None) -> Sample
         settings: the model's settings.
         room: how many classes the model has room for; those of the schema if omitted.
     """
+    checked(settings)
     columns, particles, half_life = len(schema.features), settings.particles, settings.half_life
     made: Sampler
     if schema.task == "regression":

@@ -164,10 +164,10 @@ class File:
     Args:
         path: the file.
         schema: what is predicted.
-        position: its length at the checkpoint; 0 for a new one.
+        position: its length at the checkpoint; None if no checkpoint knows it.
     """
 
-    def __init__(self, path: str, schema: Schema, position: int):
+    def __init__(self, path: str, schema: Schema, position: int | None):
         ending = Path(path).suffix.lower()
         if ending not in (".csv", ".jsonl", ".ndjson"):
             raise RunError(f"`--predictions {path}`: write to a .csv or .jsonl file, or to nats://HOST/SUBJECT.")
@@ -177,25 +177,24 @@ class File:
         except OSError as error:
             raise RunError(f"`--predictions {path}` cannot be written: {error.strerror}.") from None
         size = os.fstat(self._file).st_size
-        if size < position or (size and not position):
+        if size < (position or 0) or (size and position is None):
             os.close(self._file)
-            why = "is shorter than the run left it" if size < position else "is there already, and not of this run"
+            why = "is there already, and not of this run" if position is None else "is shorter than the run left it"
             raise RunError(f"`--predictions {path}` {why}. Restore the old one, or choose another name.")
-        os.ftruncate(self._file, position)
-        self.position = position
+        self.position = position or 0
         try:
+            os.ftruncate(self._file, self.position)
             sync_folder(Path(self.name).parent)  # the checkpoints that count its rows must not outlive its name
-            if self._csv and not position:
-                self._append(",".join(self._names) + "\n")
         except BaseException:
             os.close(self._file)
             raise
 
     def write(self, told: list[Json]) -> None:
-        """Append lines."""
+        """Append lines. Nothing is there before a checkpoint knows the file: who finds something then may keep it."""
         if not self._csv:
             return self._append("".join(json.dumps(row, ensure_ascii=False) + "\n" for row in told))
         text = io.StringIO()
+        text.write("" if self.position else ",".join(self._names) + "\n")
         writer = csv.writer(text, lineterminator="\n")
         writer.writerows([["" if row[name] is None else row[name] for name in self._names] for row in told])
         self._append(text.getvalue())
@@ -222,8 +221,12 @@ class File:
         os.fsync(self._file)
 
     def close(self) -> None:
-        """Close the file."""
-        os.close(self._file)
+        """Close the file; one without rows still says what they would be."""
+        try:
+            if self._csv and not self.position:
+                self.write([])
+        finally:
+            os.close(self._file)
 
 
 def open_sink(where: str, schema: Schema, saved: Json) -> Sink:
@@ -241,7 +244,7 @@ def open_sink(where: str, schema: Schema, saved: Json) -> Sink:
         made.position = saved.get("position", 0) if saved.get("name") == made.name else 0
         return made
     same = saved.get("name") == str(Path(where).absolute())
-    return File(where, schema, saved.get("position", 0) if same else 0)
+    return File(where, schema, saved["position"] if same else None)
 
 
 @contextmanager

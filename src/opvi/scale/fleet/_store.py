@@ -253,6 +253,7 @@ class Store:
         if path is not None and not path.parent.is_dir():
             raise FileNotFoundError(f"{path.parent} is not a folder. Make it first: `mkdir`.")
         connection = sqlite3.connect(path or "", isolation_level=None, check_same_thread=False, timeout=0)
+        connection.text_factory = lambda text: text.decode(errors="replace")  # of a stranger's schema
         try:
             connection.set_progress_handler(self._tick, TICKS)
             connection.execute("PRAGMA trusted_schema = OFF")
@@ -292,7 +293,7 @@ class Store:
             if count != whole or (whole and about is None):
                 raise CheckpointError(f"{path} is damaged: it does not say what its models are. Use a copy.")
             self._left = float("inf")
-        except sqlite3.Error as error:
+        except (sqlite3.Error, UnicodeDecodeError) as error:  # SQLite's own words quote a schema that is no text
             connection.close()
             if "locked" in str(error):
                 raise LockedError(
@@ -335,7 +336,7 @@ class Store:
                 self._limit(self._connection)
             done = (self._connection.executemany if many else self._connection.execute)(query, given)
             return done.fetchall() if reads else done.rowcount
-        except sqlite3.Error as error:
+        except (sqlite3.Error, UnicodeDecodeError) as error:
             if not self._connection.in_transaction and query != "BEGIN IMMEDIATE":
                 self._lost = (
                     f"what was learnt after the last save is gone, because the disk failed ({error}). Open the fleet "
