@@ -18,7 +18,7 @@ import numpy as np
 import pytest
 
 from benchmarks import brokers, kills
-from opvi.adapters._streams import _messages, open_stream
+from opvi.adapters._streams import _messages, _sql, open_stream
 from opvi.adapters._streams._messages import named
 from opvi.adapters._tables import SourceChangedError, TableError
 from opvi.app import cli
@@ -326,7 +326,7 @@ def free_port():
 
 @pytest.mark.slow
 @pytest.mark.skipif(shutil.which("initdb") is None, reason="no PostgreSQL is installed")
-def test_a_table_of_postgresql(payloads, tmp_path):
+def test_a_table_of_postgresql(payloads, tmp_path, monkeypatch):
     psycopg = pytest.importorskip("psycopg", reason="needs the extra `postgresql`")
     port, other = free_port(), {"user": "nobody"} if os.geteuid() == 0 else {}  # PostgreSQL does not run as root
     data = tempfile.mkdtemp(prefix="opvi-postgresql")
@@ -354,6 +354,20 @@ def test_a_table_of_postgresql(payloads, tmp_path):
         assert (done.rows, done.places[-1].position) == (200, 200)
         with pytest.raises(TableError, match="does not exist"):
             open_stream(url.replace("measured", "none"))
+        monkeypatch.setattr(_sql, "AT_ONCE", 50)
+        ends = [1, 1]  # it crashes twice while it is read
+
+        def crash(learner, share):
+            nonlocal server
+            if ends:
+                ends.pop()
+                server.send_signal(signal.SIGQUIT)
+                server.wait()
+                server = subprocess.Popen(["postgres", "-D", data, *settings], stderr=subprocess.DEVNULL, cwd=data, **other)
+
+        again = learn(url, tmp_path / "again", show=crash)
+        assert (again.rows, again.places[-1].position, ends) == (200, 200, [])
+        np.testing.assert_array_equal(again.engine.state.particles, done.engine.state.particles)
         gc.collect()  # a connection left open would be found here
     finally:
         server.send_signal(signal.SIGINT)

@@ -430,7 +430,7 @@ def test_two_threads_lose_no_row():
 
 def test_models_without_rows_are_forgotten(tmp_path, monkeypatch):
     now = [1000.0]
-    monkeypatch.setattr("opvi.scale.fleet._store.time.time", lambda: now[0])
+    monkeypatch.setattr(_store, "steady_time", lambda: now[0])
     for hot in (2, 100):
         fleet = fleet_of(path=tmp_path / f"fleet{hot}", forget_after=60, hot=hot)
         fleet.learn(["a"] * 5 + ["b", "c"], rows_of(7))
@@ -449,6 +449,20 @@ def test_models_without_rows_are_forgotten(tmp_path, monkeypatch):
         assert len(fleet_of(path=tmp_path / f"fleet{hot}")) == 2
     with pytest.raises(ValueError, match="`forget_after` is 0"):
         fleet_of(forget_after=0)
+
+
+def test_a_clock_that_is_set_makes_no_model_expire_or_live_forever(tmp_path, monkeypatch):
+    with fleet_of(path=tmp_path / "fleet", forget_after=60) as fleet:
+        fleet.learn(["a"], rows_of(1))
+        monkeypatch.setattr(_store.time, "time", lambda: 1e12)
+        fleet.learn(["b"], rows_of(1))
+        fleet.save()
+        assert fleet.ids == ["a", "b"]
+    monkeypatch.setattr(_store, "STARTED", _store.STARTED - 1e6)  # a later process, on a machine whose clock is late
+    with fleet_of(path=tmp_path / "fleet", forget_after=60) as fleet:
+        assert fleet.ids == ["a", "b"]
+        monkeypatch.setattr(_store, "STARTED", _store.STARTED + 61)
+        assert fleet.ids == []
 
 
 def test_loading_refuses_what_is_not_the_fleet(tmp_path):

@@ -35,6 +35,7 @@ SCHEMA = {
     ("index", "sqlite_autoindex_models_1", "models", None),
 }
 LARGEST_ABOUT = 1 << 28  # bytes
+STARTED = time.time() - time.monotonic()
 TICKS = 10_000  # steps of SQLite between two looks at how many there were
 STEPS = 10**7, 10  # that a question may take, and more for each byte of the file
 
@@ -61,8 +62,13 @@ class Store:
         self._left = float("inf")  # ticks until a question is taken to be endless
         self._lost = ""  # why what was not saved is gone
         self._clock = 0
+        self._ahead = 0.0  # seconds by which the clock was later when the file was written
         if path is not None:
             self._open()
+
+    def _now(self) -> float:
+        """Return the time. While the process runs, nobody who sets the clock makes models expire, or live forever."""
+        return steady_time() + self._ahead
 
     def prepare(self, dtype: np.dtype, hot: int) -> None:
         """Make room for records of this dtype."""
@@ -101,7 +107,7 @@ class Store:
         """Keep the records of distinct ids, at most `hot` of them, in memory; if this raises, none is kept."""
         self._settle()
         self._clock += 1
-        now = time.time() if self.forget_after is not None else 0.0
+        now = self._now() if self.forget_after is not None else 0.0
         slots = np.array([self._places.get(name, -1) for name in ids], np.int64)
         self._used[slots[slots >= 0]] = self._clock
         missing = np.flatnonzero(slots < 0)
@@ -132,7 +138,7 @@ class Store:
         self._used[slot] = self._clock
         self._dirty[slot] = True
         if self.forget_after is not None:
-            self._touched[slot] = time.time()
+            self._touched[slot] = self._now()
 
     @contextmanager
     def through(self) -> Iterator[Callable[[list[Id], np.ndarray], None]]:
@@ -153,7 +159,7 @@ class Store:
                 else:
                     numbers.append(self._next)
                     self._next, self.count = self._next + 1, self.count + 1
-            self._write(ids, np.array(numbers), np.full(len(ids), time.time()), records)
+            self._write(ids, np.array(numbers), np.full(len(ids), self._now()), records)
             written.extend(ids)
 
         try:
@@ -184,7 +190,7 @@ class Store:
         self._settle()
         found: dict[Id, int] = {}
         if self._stored:
-            over = -1.0 if self.forget_after is None else time.time() - self.forget_after
+            over = -1.0 if self.forget_after is None else self._now() - self.forget_after
             query = "SELECT id, number FROM models WHERE touched >= ?" + (" AND waiting > 0" if waiting else "")
             try:
                 found = {from_bytes(name): number for name, number in self._run(query, (over,))}
@@ -210,7 +216,7 @@ class Store:
         slots = np.flatnonzero(self._dirty)
         self._write_slots(slots)
         if self.forget_after is not None:
-            over = time.time() - self.forget_after
+            over = self._now() - self.forget_after
             self.count -= self._run("DELETE FROM models WHERE touched < ?", (over,))
             for name in [name for name, slot in self._places.items() if self._touched[slot] < over]:
                 slot = self._places.pop(name)
@@ -292,6 +298,9 @@ class Store:
             whole, count, last = connection.execute("SELECT count(*), count(id), max(number) FROM models").fetchone()
             if count != whole or (whole and about is None):
                 raise CheckpointError(f"{path} is damaged: it does not say what its models are. Use a copy.")
+            if self.forget_after is not None:
+                latest = connection.execute("SELECT max(touched) FROM models").fetchone()[0]
+                self._ahead = max(0.0, latest - steady_time()) if type(latest) is float else 0.0
             self._left = float("inf")
         except (sqlite3.Error, UnicodeDecodeError) as error:  # SQLite's own words quote a schema that is no text
             connection.close()
@@ -411,7 +420,7 @@ class Store:
 
     def _over(self, touched: Any) -> Any:
         """Return whether a record last used at that time has expired."""
-        return self.forget_after is not None and touched < time.time() - self.forget_after
+        return self.forget_after is not None and touched < self._now() - self.forget_after
 
     def _make_room(self, count: int) -> np.ndarray:
         """Return this many free slots, never evicting one that was used in the current call."""
@@ -438,6 +447,11 @@ class Store:
             self._used[oldest], self._dirty[oldest] = 0, False
             free = np.flatnonzero(self._used == 0)
         return free[:count]
+
+
+def steady_time() -> float:
+    """Return the seconds since 1970 by the clock as it was when this module was loaded."""
+    return STARTED + time.monotonic()
 
 
 def checksum(name: Id, record: bytes) -> bytes:
