@@ -71,6 +71,7 @@ def main() -> None:
     parser.add_argument("--inputs", type=int, default=5_000, help="of each kind")
     parser.add_argument("--minutes", type=float, default=0.0, help="go on for so long, with other inputs each time")
     parser.add_argument("--only", choices=(*KINDS, *FILES), action="append", help="this kind; may be repeated")
+    parser.add_argument("--name", default="fuzz", help="name of the results file")
     parser.add_argument("--out", type=Path, default=Path("bench-output"))
     options = parser.parse_args()
     options.out.mkdir(parents=True, exist_ok=True)
@@ -92,7 +93,7 @@ def main() -> None:
                 }
             first += options.inputs
     report = {"machine": machine("python -m benchmarks.fuzz"), "seconds": time.perf_counter() - start, "kinds": kinds}
-    path = options.out / "fuzz.json"
+    path = options.out / f"{options.name}.json"
     path.write_text(json.dumps(report, indent=1, ensure_ascii=False) + "\n")
     for kind, result in kinds.items():
         counts = result["counts"]

@@ -154,6 +154,7 @@ def attack(server: Server, rows: list[dict[str, Any]], count: int, seed: int = 0
 # --- for a long time, at full speed ---------------------------------------------------------------
 
 WARM = 20.0  # seconds, after which the memory is taken as what it should stay
+CALM = 20.0  # seconds before the attack, in which the same is measured
 PAUSE = 0.02  # seconds between two requests of the client whose answers are timed
 ATTACKERS = 4
 
@@ -184,6 +185,25 @@ def heavy(chance: np.random.Generator, rows: list[dict[str, Any]]) -> Iterator[R
             yield from hostile(chance, 20, rows)
 
 
+def asked_for(
+    server: Server, rows: list[dict[str, Any]], seconds: float, memory: list[tuple[float, float]]
+) -> list[tuple[float, int]]:
+    """Ask for a prediction again and again; return how long each took, and its status. `memory` notes the server's."""
+    end, out = time.monotonic() + seconds, []
+    quiet = http.client.HTTPConnection("127.0.0.1", server.port, timeout=60)
+    body = json.dumps(rows[1]).encode()
+    while time.monotonic() < end:
+        start = time.perf_counter()
+        quiet.request("POST", "/v1/predict", body)
+        answer = quiet.getresponse()
+        answer.read()
+        out.append((time.perf_counter() - start, answer.status))
+        if not memory or time.monotonic() - memory[-1][0] > max(1.0, seconds / 100):
+            memory.append((time.monotonic(), resident(server.process.pid)))
+        time.sleep(PAUSE)
+    return out
+
+
 def attack_for(port: int, seed: int, seconds: float) -> None:
     """Send heavy requests for so long; print the statuses of the answers."""
     rows, end = json.loads(sys.stdin.read()), time.monotonic() + seconds
@@ -208,7 +228,7 @@ def sent(port: int, request: Request) -> int:
 
 def endure(server: Server, rows: list[dict[str, Any]], minutes: float) -> dict[str, Any]:
     """Attack for so long; return memory over time, and how long a quiet client waited for its answers."""
-    end = time.monotonic() + 60 * minutes
+    calm = [wait for wait, _ in asked_for(server, rows, CALM, [])]
     attackers = [
         subprocess.Popen(
             [sys.executable, "-m", "benchmarks.hostile", "--attack", str(server.port), str(seed), str(60 * minutes)],
@@ -222,19 +242,9 @@ def endure(server: Server, rows: list[dict[str, Any]], minutes: float) -> dict[s
         assert one.stdin is not None
         one.stdin.write(json.dumps(rows))
         one.stdin.close()
-    began, waits, memory = time.monotonic(), [], []
-    quiet = http.client.HTTPConnection("127.0.0.1", server.port, timeout=60)
-    body, failed = json.dumps(rows[1]).encode(), 0
-    while time.monotonic() < end:
-        start = time.perf_counter()
-        quiet.request("POST", "/v1/predict", body)
-        answer = quiet.getresponse()
-        answer.read()
-        waits.append(time.perf_counter() - start)
-        failed += answer.status != 200
-        if not memory or time.monotonic() - memory[-1][0] > max(1.0, 60 * minutes / 100):
-            memory.append((time.monotonic(), resident(server.process.pid)))
-        time.sleep(PAUSE)
+    began, memory = time.monotonic(), list[tuple[float, float]]()
+    answers = asked_for(server, rows, 60 * minutes, memory)
+    waits = [wait for wait, _ in answers]
     statuses: Counter[str] = Counter()
     for one in attackers:
         assert one.stdout is not None
@@ -251,7 +261,8 @@ def endure(server: Server, rows: list[dict[str, Any]], minutes: float) -> dict[s
         "first_half_mib": round(float(np.mean([size for _, size in steady[: half or 1]]))),
         "second_half_mib": round(float(np.mean([size for _, size in steady[half:]]))),
         "quiet_requests": len(waits),
-        "quiet_not_answered": failed,
+        "quiet_not_answered": sum(status != 200 for _, status in answers),
+        "calm_wait_ms": {name: round(1000 * float(np.quantile(calm, q)), 1) for name, q in QUANTILES.items()},
         "wait_ms": {name: round(1000 * float(np.quantile(waits, q)), 1) for name, q in QUANTILES.items()},
         "over_200_ms": sum(wait > 0.2 for wait in waits),
     }

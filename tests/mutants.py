@@ -1468,6 +1468,48 @@ MUTANTS = [
         "    if False",
         "tests/app/test_serve.py -k forged_log",
     ),
+    Mutant(
+        "power cut: the log's folder is not on the disk",
+        "src/opvi/app/serve/_log.py",
+        "        make_folder(folder)\n",
+        "        folder.mkdir(exist_ok=True)\n",
+        "tests/app/test_faults.py -k power_cut",
+    ),
+    Mutant(
+        "power cut: the file of rejected rows has no name on the disk",
+        "src/opvi/app/learn/_directory.py",
+        "        sync_folder(self.path)  # the checkpoints",
+        "        pass  # the checkpoints",
+        "tests/app/test_faults.py -k power_cut",
+    ),
+    Mutant(
+        "power cut: predictions have no name on the disk",
+        "src/opvi/app/learn/_telling.py",
+        "            sync_folder(Path(self.name).parent)  # the checkpoints",
+        "            pass  # the checkpoints",
+        "tests/app/test_faults.py -k power_cut",
+    ),
+    Mutant(
+        "power cut: a run's folder is not on the disk",
+        "src/opvi/running/_saving.py",
+        "        make_folder(self.folder)\n",
+        "        self.folder.mkdir(parents=True, exist_ok=True)\n",
+        "tests/app/test_faults.py -k power_cut",
+    ),
+    Mutant(
+        "fleets: a clock that is set makes models expire",
+        "src/opvi/scale/fleet/_store.py",
+        "    return STARTED + time.monotonic()",
+        "    return time.time()",
+        "tests/scale/test_fleet.py -k clock_that",
+    ),
+    Mutant(
+        "runs: any number of particles is tried",
+        "src/opvi/app/learn/_model.py",
+        "    checked(settings)\n",
+        "    settings.particles and settings.particles > 10**6 and 1 / 0\n",
+        "tests/app/test_files_fuzz.py -k run",
+    ),
 ]
 
 
