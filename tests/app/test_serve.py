@@ -488,6 +488,22 @@ def test_fields_that_are_not_columns_are_named_and_columns_that_are_absent(run, 
     assert (len(many["ignored"]), max(map(len, many["ignored"])), "missing" in many) == (20, 60, False)
 
 
+def test_bodies_that_are_not_whole_yet_are_bounded_together(run, monkeypatch):
+    monkeypatch.setattr(_guard, "COMING", 100_000)
+    monkeypatch.setattr(_guard, "PATIENCE", 2.0)
+    body = b'{"a": 1}' + b" " * 90_000
+    with Served(run) as server, ThreadPoolExecutor(1) as pool:
+        waits = pool.submit(server.client.request, "POST", "/v1/predict", [body[:90_000], None])  # never whole
+        while not _guard._coming["bytes"]:
+            time.sleep(0.005)
+        assert server.post("/v1/predict", body).status_code == 429
+        assert server.post("/v1/predict", b'{"a": 1}').status_code == 200
+        monkeypatch.setattr(_guard, "COMING", 1_000_000)
+        assert server.post("/v1/predict", body).status_code == 200
+        assert waits.result(60).status_code == 408
+        assert not _guard._coming["bytes"]
+
+
 def test_other_quantiles_need_no_other_program(run, begun):
     programs = _engine.program(_engine.told, 2, False)
     with Served(run) as server:

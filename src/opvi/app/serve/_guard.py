@@ -18,6 +18,7 @@ LOOPBACK = ("127.0.0.1", "localhost", "[::1]")
 ANY = "*"
 PATIENCE = 20.0  # seconds for a client to send its header, and again its body
 HEAD = 1 << 16  # bytes of a header
+COMING = 1 << 28  # bytes of all bodies that are not whole yet
 CONNECTIONS = 2_000  # at once; more are closed unheard
 WHOLE = "opvi.whole"  # in the scope of a request whose body is here
 OPEN = ("/v2/health/live", "/v2/health/ready")  # without a token: load balancers have none
@@ -29,6 +30,7 @@ SAFE = [
     (b"cross-origin-resource-policy", b"same-origin"),
 ]
 
+_coming = {"bytes": 0}  # counted by the event loop alone
 Observe = Callable[[str, int, float], None]  # is told the path, the status and the seconds
 
 
@@ -138,16 +140,22 @@ async def body_of(request: Request, most: int) -> bytes | Answer:
 
 async def _received(receive: Receive, most: int) -> bytes | Answer:
     parts, size, more = [], 0, True
-    while more:
-        message = await receive()
-        if message["type"] == "http.disconnect":
-            return refused(400, "the client has gone.")
-        parts.append(message.get("body", b""))
-        size += len(parts[-1])
-        if size > most:
-            return _too_long(most)
-        more = message.get("more_body", False)
-    return b"".join(parts)
+    try:
+        while more:
+            message = await receive()
+            if message["type"] == "http.disconnect":
+                return refused(400, "the client has gone.")
+            parts.append(message.get("body", b""))
+            size += len(parts[-1])
+            _coming["bytes"] += len(parts[-1])
+            if size > most:
+                return _too_long(most)
+            if _coming["bytes"] > COMING:
+                return refused(429, "too many requests come in at once. Try again later.", Retry_After="1")
+            more = message.get("more_body", False)
+        return b"".join(parts)
+    finally:
+        _coming["bytes"] -= size
 
 
 def _too_long(most: int) -> Answer:

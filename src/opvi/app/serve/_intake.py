@@ -115,7 +115,7 @@ class Intake:
         for sent in requests:
             digest = hashlib.blake2b(sent.body, digest_size=16).hexdigest() if sent.key else ""
             held = self.tickets.find(sent.ticket) if sent.ticket else None
-            # A ticket that waits is a new one, though its name was used before; a key belongs to one request for ever.
+            # A ticket that waits is a new one, though its name was used before; a key belongs to one request forever.
             known = sent.key in self.log.keys and not (held is not None and sent.key.startswith(TICKET))
             if sent.key and (known or sent.key in fresh):
                 repeated.append((sent, digest))
