@@ -203,12 +203,8 @@ def put(state: dict[str, bytes | None]) -> None:
 # --- what is recorded ---------------------------------------------------------------------------
 
 
-def options_of(name: str) -> list[str]:
-    return [name, "--target", "y", "--hidden", "none", "--particles", "4", "--first-rows", "100"]
-
-
 def learn(table: Path, folder: Path) -> int:
-    return faults.learn(table, folder)[0]
+    return faults.learn(table, folder, folder.parent)[0]
 
 
 def record(kind: str, library: Path, work: Path) -> None:
@@ -312,9 +308,9 @@ class Checks:
     def begin_run(self) -> None:
         self.table = self.work / "table.csv"
         assert learn(self.table, self.folder) == 0
-        self.expected = kills.result(self.table, self.folder), (self.folder / faults.PREDICTIONS).read_bytes()
+        self.expected = kills.result(self.table, self.folder), (self.top / faults.PREDICTIONS).read_bytes()
         self.rejected = (self.folder / "rejected.jsonl").read_bytes()
-        shutil.rmtree(self.folder)
+        shutil.rmtree(self.top)
 
     def durable(self, moment: int) -> str:
         """Return the name of the last checkpoint that was synced with its folder."""
@@ -358,15 +354,13 @@ class Checks:
             expect((self.folder / "rejected.jsonl").read_bytes()[:size] == self.rejected[:size], "rejected rows")
             expect(size <= (self.folder / "rejected.jsonl").stat().st_size, "rejected rows are missing")
             position = tree["told"]["position"]
-            told = (self.folder / faults.PREDICTIONS).read_bytes()
+            told = (self.top / faults.PREDICTIONS).read_bytes()
             expect(told[:position] == self.expected[1][:position] and len(told) >= position, "predictions")
         if whole:
             expect(learn(self.table, self.folder) == 0, "the run does not resume")
             found = kills.result(self.table, self.folder)
             expect(kills.same(found, self.expected[0]), "the run ends with other bits")
-            expect(
-                (self.folder / faults.PREDICTIONS).read_bytes() == self.expected[1], "it ends with other predictions"
-            )
+            expect((self.top / faults.PREDICTIONS).read_bytes() == self.expected[1], "it ends with other predictions")
         return how
 
     # --- a fleet
@@ -414,7 +408,7 @@ class Checks:
         self.texts = [str(row["y"]) for row in self.rows[: faults.ASKED * faults.TOGETHER]]
         shutil.copytree(self.work / "begun", self.folder)
         self.expected = self.ended()
-        shutil.rmtree(self.folder)
+        shutil.rmtree(self.top)
 
     def ended(self) -> Any:
         """Send all requests, as a client does that repeats what was not answered; return the bits at the end."""

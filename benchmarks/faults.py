@@ -63,12 +63,12 @@ def preloaded(every: int, start: int = 0, only: str = "") -> dict[str, Any]:
     return json.loads(said.stdout.splitlines()[-1])
 
 
-def learn(table: Path, folder: Path) -> tuple[int, str]:
-    """Run `opvi learn` in this process; return its exit status and output."""
+def learn(table: Path, folder: Path, out: Path | None = None) -> tuple[int, str]:
+    """Run `opvi learn` in this process, with predictions in a folder; return its exit status and output."""
     from opvi.app.cli import main
 
     said = io.StringIO()
-    predictions = ["--predictions", str(folder / PREDICTIONS)]
+    predictions = ["--predictions", str((out or folder) / PREDICTIONS)]
     with contextlib.redirect_stderr(said), contextlib.redirect_stdout(said):
         status = main(["learn", str(table), "--run", str(folder), "--resume", *OPTIONS, *predictions])
     return status, said.getvalue()

@@ -1212,7 +1212,7 @@ MUTANTS = [
     Mutant(
         "one step: rows that wait are forgotten by the predictions",
         "src/opvi/app/learn/_learner.py",
-        "                self.teller.back(teller)\n",
+        "                self.teller.back(mark)\n",
         "                pass\n",
         "tests/app/test_telling.py -k broker_that_goes",
     ),
@@ -1467,13 +1467,6 @@ MUTANTS = [
         "    if not all(type(size) is int and 0 <= size <= len(data) for size in sizes)",
         "    if False",
         "tests/app/test_serve.py -k forged_log",
-    ),
-    Mutant(
-        "power cut: the log's folder is not on the disk",
-        "src/opvi/app/serve/_log.py",
-        "        make_folder(folder)\n",
-        "        folder.mkdir(exist_ok=True)\n",
-        "tests/app/test_faults.py -k power_cut",
     ),
     Mutant(
         "power cut: the file of rejected rows has no name on the disk",

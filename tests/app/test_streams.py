@@ -363,7 +363,9 @@ def test_a_table_of_postgresql(payloads, tmp_path, monkeypatch):
                 ends.pop()
                 server.send_signal(signal.SIGQUIT)
                 server.wait()
-                server = subprocess.Popen(["postgres", "-D", data, *settings], stderr=subprocess.DEVNULL, cwd=data, **other)
+                server = subprocess.Popen(
+                    ["postgres", "-D", data, *settings], stderr=subprocess.DEVNULL, cwd=data, **other
+                )
 
         again = learn(url, tmp_path / "again", show=crash)
         assert (again.rows, again.places[-1].position, ends) == (200, 200, [])

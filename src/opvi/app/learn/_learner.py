@@ -135,14 +135,14 @@ class Learner:
         Everything that changes is replaced, never changed in place, so what was there before is put back as it was.
         """
         before, state, waiting = dict(self.__dict__), self.engine.state, self.engine.waiting
-        teller = self.teller and self.teller.mark()
+        mark = None if self.teller is None else self.teller.mark()
         try:
             yield
         except BaseException:
             self.__dict__.update(before)
             self.engine.state, self.engine.waiting = state, waiting
-            if self.teller is not None and teller is not None:
-                self.teller.back(teller)
+            if self.teller is not None and mark is not None:
+                self.teller.back(mark)
             raise
 
     def tree(self) -> Json:

@@ -91,6 +91,7 @@ class Writer:
         self._saved = deque([self.end], KEPT)  # what the checkpoints in the folder hold
         self._speed = deque([(time.monotonic(), learner.rows)], 1000)
         self.changed = threading.Event()  # set when there is something new to publish
+        self._whole_at = 0.0  # when a state with all rows was published
         self._publish(whole=True)
         self._patient = 0.0  # until when not to save, after it has failed
         self._worker: Worker[Work] = Worker("learner", self.learn, AT_ONCE, EVERY)
