@@ -459,7 +459,7 @@ def simulate(work: Path, kind: str, points: int, seed: int) -> dict[str, Any]:
             whole += resumed
             try:
                 outcomes[getattr(checks, f"check_{kind}")(moment, resumed)] += 1
-            except WrongError as error:
+            except (WrongError, OSError) as error:  # or a file that is not there
                 wrong.append({"number": number, "moment": moment, "why": str(error)[:300]})
             shutil.rmtree(checks.top, ignore_errors=True)
     return {
