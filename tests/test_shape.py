@@ -9,6 +9,7 @@ import opvi
 ROOT = Path(opvi.__file__).parent
 FILES = sorted(ROOT.rglob("*.py"))
 # What users import by path. Every other module starts with an underscore.
+MOST_ANY, MOST_NAMES = 60, 60
 PUBLIC = {
     "opvi",
     "opvi.adapters",

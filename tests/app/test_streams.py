@@ -335,7 +335,8 @@ def test_a_table_of_postgresql(payloads, tmp_path, monkeypatch):
     words = ["-D", data, "-A", "trust", "-U", "opvi"]
     subprocess.run(["initdb", *words], check=True, stdout=subprocess.DEVNULL, cwd=data, **other)
     settings = ["-c", "listen_addresses=127.0.0.1", "-p", str(port), "-k", data]
-    server = subprocess.Popen(["postgres", "-D", data, *settings], stderr=subprocess.DEVNULL, cwd=data, **other)
+    command = ["postgres", "-D", data, *settings]
+    server = subprocess.Popen(command, stderr=subprocess.DEVNULL, cwd=data, **other)
     try:
         for _ in range(100):
             try:
@@ -363,9 +364,7 @@ def test_a_table_of_postgresql(payloads, tmp_path, monkeypatch):
                 ends.pop()
                 server.send_signal(signal.SIGQUIT)
                 server.wait()
-                server = subprocess.Popen(
-                    ["postgres", "-D", data, *settings], stderr=subprocess.DEVNULL, cwd=data, **other
-                )
+                server = subprocess.Popen(command, stderr=subprocess.DEVNULL, cwd=data, **other)
 
         again = learn(url, tmp_path / "again", show=crash)
         assert (again.rows, again.places[-1].position, ends) == (200, 200, [])
