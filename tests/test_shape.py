@@ -8,8 +8,8 @@ import opvi
 
 ROOT = Path(opvi.__file__).parent
 FILES = sorted(ROOT.rglob("*.py"))
-# What users import by path. Every other module starts with an underscore.
 MOST_ANY, MOST_NAMES = 60, 60
+# What users import by path. Every other module starts with an underscore.
 PUBLIC = {
     "opvi",
     "opvi.adapters",
