@@ -20,6 +20,7 @@ from opvi.app.learn._predict import learnt
 from opvi.app.learn._starting import Asked, ready
 from opvi.app.learn._stopping import Stop
 from opvi.app.learn._telling import COLUMNS, Teller, telling
+from opvi.running import Checkpoints
 from tests.app.test_learning import ROWS, SMALL, stopping_after
 from tests.app.test_streams import broker
 
@@ -171,6 +172,18 @@ def test_a_disk_that_is_full_loses_no_row_and_teaches_none_twice(at, half, table
     np.testing.assert_array_equal(done.scores.curve, whole.scores.curve)
 
 
+def test_a_run_that_could_not_save_anything_resumes(table, tmp_path, monkeypatch):
+    """Nothing is in the file of predictions before a checkpoint knows it."""
+    with monkeypatch.context() as patched:
+        patched.setattr(Checkpoints, "save", lambda *_: (_ for _ in ()).throw(OSError(errno.ENOSPC, "No space left")))
+        with pytest.raises(RunError, match="No space left"):
+            learn(table, tmp_path / "run", tmp_path / "out.csv")
+    assert (tmp_path / "out.csv").read_text() == ""
+    learn(table, tmp_path / "run", tmp_path / "out.csv")
+    with (tmp_path / "out.csv").open(newline="") as file:
+        assert len(list(csv.DictReader(file))) == 1099
+
+
 @pytest.mark.skipif(sys.platform != "linux", reason="asks the system for the name of an open file")
 def test_a_disk_that_cannot_sync_is_not_believed_later(table, tmp_path, monkeypatch):
     """After an `fsync` that failed, the next one may succeed though what was written is gone: nothing is saved then."""
@@ -211,6 +224,9 @@ def test_a_broker_that_goes_away_half_way_gets_the_same_messages_under_the_same_
 
         def back(self, position):
             self.position = position
+
+        def end(self):
+            pass
 
         def close(self):
             pass

@@ -19,6 +19,7 @@ import pytest
 
 import opvi
 from opvi.running import _checkpoint as checkpoint
+from opvi.running import _saving as saving
 from opvi.running._checkpoint import HEADER, CheckpointError
 
 KEY = jax.random.key(0)
@@ -368,6 +369,28 @@ def test_the_last_few_are_kept_and_the_newest_whole_one_is_found(tmp_path):
         assert not (tmp_path / "run" / names[1]).exists()  # a writer sets it aside
     with pytest.raises(ValueError, match="at least 1"):
         opvi.running.Checkpoints(tmp_path, keep=0)
+
+
+@pytest.mark.parametrize("code", [errno.EMFILE, errno.EIO, errno.ENOSPC])
+def test_a_checkpoint_that_cannot_be_read_now_is_not_set_aside(tmp_path, monkeypatch, code):
+    with opvi.running.Checkpoints(tmp_path) as kept:
+        for number in (1, 2):
+            kept.save(number, {"number": number})
+        real, failing = checkpoint.read, ["2.opvi"]
+
+        def read(path):
+            if any(path.name.endswith(name) for name in failing):
+                raise OSError(code, os.strerror(code), str(path))
+            return real(path)
+
+        with monkeypatch.context() as patched:
+            patched.setattr(saving, "read", read)
+            assert kept.newest() == {"number": 1}
+            assert os.strerror(code) in kept.damaged[0]
+            failing.append("1.opvi")
+            with pytest.raises(OSError, match=os.strerror(code)):
+                kept.newest()
+        assert kept.newest() == {"number": 2}
 
 
 def test_a_checkpoint_that_does_not_fit_is_not_damaged(tmp_path):

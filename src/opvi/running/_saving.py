@@ -87,12 +87,14 @@ class Checkpoints:
     def newest(self, like: Tree = None, below: int | None = None) -> Tree:
         """Return the newest intact checkpoint, or None; `damaged` lists those that were skipped.
 
-        The holder of the lock renames damaged files.
+        The holder of the lock renames damaged files. One that cannot be read now, for other reasons, is passed over if
+        another is intact, and stays: the disk or the system may let it be read later.
 
         Args:
             like: its form, as in `opvi.load`. An intact checkpoint of another form is an error.
             below: consider only those with a lower number.
         """
+        unread: OSError | None = None
         for path in self._paths():
             if below is not None and int(path.stem) >= below:
                 continue
@@ -102,7 +104,10 @@ class Checkpoints:
                 tree = read(path)
             except FileNotFoundError:  # a running process has deleted it since
                 return self.newest(like, below)
-            except (CheckpointError, OSError, MemoryError) as error:
+            except OSError as error:
+                self.damaged.append(f"{path} cannot be read: {error.strerror or error}.")
+                unread = unread or error
+            except (CheckpointError, MemoryError) as error:
                 self.damaged.append(str(error))
                 if self._lock is not None:
                     path.rename(path.with_suffix(DAMAGED))
@@ -111,6 +116,8 @@ class Checkpoints:
                     return shaped(tree, like)
                 except CheckpointError as error:
                     raise CheckpointError(f"{path}: {error}") from None
+        if unread is not None:
+            raise unread
         return None
 
     @property

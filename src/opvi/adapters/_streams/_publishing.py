@@ -91,6 +91,9 @@ class Publisher:
         """Count from an earlier position again: what was published after it is published again under the same ids."""
         self.position = position
 
+    def end(self) -> None:
+        """Do nothing: every message is there."""
+
     def settle(self) -> None:
         """Do nothing: the broker already has what `write` took."""
 

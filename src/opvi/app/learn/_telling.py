@@ -37,6 +37,9 @@ class Sink(Protocol):
     def write(self, told: list[Json]) -> None:
         """Write predictions."""
 
+    def end(self) -> None:
+        """Note that all is written and saved."""
+
     def settle(self) -> None:
         """Wait until everything written is safe."""
 
@@ -216,17 +219,18 @@ class File:
             os.ftruncate(self._file, position)
         self.position = position
 
+    def end(self) -> None:
+        """Name the columns of a file without rows."""
+        if self._csv and not self.position:
+            self.write([])
+
     def settle(self) -> None:
         """Flush it to disk."""
         os.fsync(self._file)
 
     def close(self) -> None:
-        """Close the file; one without rows still says what they would be."""
-        try:
-            if self._csv and not self.position:
-                self.write([])
-        finally:
-            os.close(self._file)
+        """Close the file."""
+        os.close(self._file)
 
 
 def open_sink(where: str, schema: Schema, saved: Json) -> Sink:
@@ -254,6 +258,7 @@ def telling(learner: "Learner", where: str) -> Iterator[None]:
     learner.teller = Teller(sink, learner.told, len(learner.waiting[1]))
     try:
         yield
+        sink.end()
     finally:
         sink.close()
         learner.teller = None
