@@ -19,7 +19,7 @@ from opvi.app.learn._predict import MANY_LEVELS, is_level
 from opvi.app.report._page import LIVE_POLICY
 from opvi.app.serve import _v2 as v2
 from opvi.app.serve._apart import Apart
-from opvi.app.serve._asking import LEVELS, Said, plain
+from opvi.app.serve._asking import LEVELS, Asked, Said, plain
 from opvi.app.serve._followed import Followed
 from opvi.app.serve._guard import body_of
 from opvi.app.serve._intake import Sent
@@ -131,6 +131,10 @@ def _failure(error: Exception) -> Answer:
 async def warm(service: Service) -> None:
     """Predict and learn once, so that the first client does not wait for compilation."""
     await service.ready()
+    if service.published().schema.task == "regression":  # the program of many quantiles, which no client waits for
+        reply = service.loop.create_future()
+        many = tuple(place / (MOST_LEVELS + 1) for place in range(1, MOST_LEVELS + 1))
+        service.asking.put(Asked(0, lambda _: [{}], many, lambda said: answer({}), reply))
     await service.behind.figures()
 
 
