@@ -15,9 +15,9 @@ import jax
 import jax.numpy as jnp
 
 from opvi._steps import LARGEST_COUNT
-from opvi.tracking import _metric as metrics
-from opvi.tracking import _neighbours as neighbours
-from opvi.tracking._metric import Metric
+from opvi.tracking.experts import _metric as metrics
+from opvi.tracking.experts import _nearest as neighbours
+from opvi.tracking.experts._metric import Metric
 from opvi.types import Array, Scalar
 
 MEMBERS = 4

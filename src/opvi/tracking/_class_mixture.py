@@ -10,7 +10,7 @@ from jax.scipy.special import logsumexp
 from opvi.filters import LinearState
 from opvi.filters._linear_ekf import predict_linear
 from opvi.tracking import _class_memory as memories
-from opvi.tracking import _scaling as scaling
+from opvi.tracking._wrappers import _scaling as scaling
 from opvi.tracking import _temperature as temperature
 from opvi.tracking._probabilities import in_pieces
 from opvi.types import Array

@@ -20,13 +20,13 @@ from opvi.predictive import Categorical, Predictive
 from opvi.targets import Target, as_particles, cast, categorical, mlp
 from opvi.tracking import _class_memory as memories
 from opvi.tracking import _class_mixture as mixture
-from opvi.tracking import _columns as columns
-from opvi.tracking import _neighbours as neighbours
-from opvi.tracking import _scaling as scaling
+from opvi.tracking._wrappers import _columns as columns
+from opvi.tracking.experts import _nearest as neighbours
+from opvi.tracking._wrappers import _scaling as scaling
 from opvi.tracking import _temperature as temperature
 from opvi.tracking._bank import start as even_weights
 from opvi.tracking._bank import update as reweigh
-from opvi.tracking._layers import checked_widths
+from opvi.tracking.experts._layers import checked_widths
 from opvi.tracking._probabilities import chosen, of_networks, slopes
 from opvi.types import Array, ArrayLike, Batch, Key, Particles, Predicted, Scalar, Start, shapes_of
 

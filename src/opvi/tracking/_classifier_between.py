@@ -23,12 +23,12 @@ from opvi.filters._covariance import exactly
 from opvi.predictive import Categorical, Predictive
 from opvi.tracking import _class_memory as memories
 from opvi.tracking import _class_mixture as mixture
-from opvi.tracking import _columns as columns
-from opvi.tracking import _scaling as scaling
+from opvi.tracking._wrappers import _columns as columns
+from opvi.tracking._wrappers import _scaling as scaling
 from opvi.tracking import _temperature as temperature
 from opvi.tracking._bank import update as reweigh
 from opvi.tracking._classifier import Classifier, ClassifierInfo, ClassifierState, cut_rows, valid_rows
-from opvi.tracking._metric import Metric
+from opvi.tracking.experts._metric import Metric
 from opvi.tracking._probabilities import chosen, of_networks
 from opvi.types import Array, ArrayLike, Batch, Key, Particles, Predicted
 

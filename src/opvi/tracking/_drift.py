@@ -6,7 +6,7 @@ from typing import NamedTuple
 import jax.numpy as jnp
 
 from opvi._steps import compiled
-from opvi.tracking import _jumps as jumps
+from opvi.tracking._wrappers import _jumps as jumps
 from opvi.tracking._wrapped import Wrapped, WrappedInfo, Wrapper, wrapped_info
 from opvi.types import Array, Batch, Key, Sampler, Scalar, State
 

@@ -13,7 +13,9 @@ from opvi.running import Engine
 from opvi.running._learners import one_learner, sole_learner, without_mark
 from opvi.running._row_by_row import RowByRow
 from opvi.running._single import Single
-from opvi.tracking._layers import checked_widths
+from opvi.tracking._inside import find, replaced
+from opvi.tracking._wrappers._scaling import Moments
+from opvi.tracking.experts._layers import checked_widths
 from opvi.types import ArrayLike, Sampler, State, Tree
 
 LARGEST_BUFFER = 32  # rows that the samplers learn from at once
@@ -119,7 +121,7 @@ class OnlineModel:
         """Return rows as a table, with a column's running mean where a number is missing."""
         x = self._columns.table(rows)
         gaps = np.isnan(x)
-        return np.where(gaps, np.array(self._state.moments.mean)[: x.shape[1]], x) if gaps.any() else x
+        return np.where(gaps, np.array(moments_of(self._state).mean)[: x.shape[1]], x) if gaps.any() else x
 
     def _needed(self) -> tuple[int, ...]:
         """Return the columns, and classes if any, that the model now needs."""
@@ -173,14 +175,15 @@ class OnlineModel:
     def _introduce(self, fresh: list[int], x: np.ndarray) -> None:
         """Set the moments of new columns as if they had always been as in these rows."""
         for engine in self._engines:
-            moments = engine.state.moments
+            moments = moments_of(engine.state)
             mean, square, seen = np.array(moments.mean), np.array(moments.square), float(moments.seen)
             for column in fresh:
                 there = ~np.isnan(x[:, column])
                 values = x[there, column]
                 if len(values) and (seen or not there.all()):  # the first rows need no help, but for the gaps
                     mean[column], square[column] = values.mean(), values.var() * seen
-            engine.state = engine.state._replace(moments=moments._replace(mean=mean, square=square))
+            new = moments._replace(mean=mean, square=square)
+            engine.state = replaced(engine.state, Moments, lambda _, new=new: new)
 
     def _asked(self, what: Callable[..., Tree], rows: Sequence[Row]) -> Any:
         """Apply a function to the predictive at some rows; return arrays `[rows, …]`."""
@@ -193,6 +196,13 @@ class OnlineModel:
         """Return memory as River counts it, plus the model's arrays, which River cannot see."""
         arrays = sum(leaf.nbytes for engine in self._engines for leaf in jax.tree.leaves(engine.state))
         return super()._raw_memory_usage + arrays  # type: ignore[misc]
+
+
+def moments_of(state: Tree) -> Moments:
+    """Return the moments of a model's columns."""
+    found = find(state, Moments)
+    assert found is not None
+    return found
 
 
 def rows_of(X: Frame) -> list[Row]:

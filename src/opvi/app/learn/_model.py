@@ -12,16 +12,13 @@ from opvi.app.learn._directory import RunDirectory, RunError
 from opvi.app.learn._scales import Counts, Positive
 from opvi.running._rows import size_of
 from opvi.tracking import classifier, regressor, remembering, watched
-from opvi.tracking._regressor import EARLY_ROWS, chosen_seats, chosen_sizes
+from opvi.tracking.experts._usual import EARLY_ROWS, widths_for
 from opvi.types import Sampler, as_key
 
 MOST_BYTES = 1 << 30  # of a model's state
 WHILE_LEARNING = 4  # times its state a model needs, for temporaries and checkpoints
 SAMPLE = 256  # rows kept for the report, a uniform sample of all that were learnt
 
-
-# Settings that an older opvi did not have, and what it did.
-OLDER = {"neighbour_rows": 0, "fading_above": 12, "levels": False, "process": False, "seats": False}
 
 
 class Settings(NamedTuple):
@@ -33,11 +30,7 @@ class Settings(NamedTuple):
     memory_rows: int = 0
     warm_up: int = EARLY_ROWS
     seed: int = 0
-    neighbour_rows: int | None = None  # None: what the task recommends; runs of an older opvi have 0
-    fading_above: int = 0  # columns of a regression, above which those fade that do not help
-    levels: bool = True  # whether a regression learns the levels of values that repeat
-    process: bool = True  # whether a Gaussian process helps it while rows are few
-    seats: bool = True  # whether networks of a regression begin again, and larger, when columns have faded
+    neighbour_rows: int | None = None  # None: what the task recommends
 
 
 def model(schema: Schema, settings: Settings, room: int | None = None) -> Sampler:
@@ -58,10 +51,6 @@ def model(schema: Schema, settings: Settings, room: int | None = None) -> Sample
             half_life=half_life,
             warm_up=settings.warm_up,
             memory_rows=settings.neighbour_rows,
-            fading_above=settings.fading_above,
-            levels=settings.levels,
-            process=settings.process,
-            seats=settings.seats,
         )
     else:
         room = room or max(2, len(schema.classes))
@@ -125,16 +114,14 @@ def widths(schema: Schema, settings: Settings) -> tuple[int, ...]:
         return tuple(settings.hidden)
     if schema.task == "classification":
         return (100,)
-    columns = len(schema.features)
-    seats = chosen_seats(columns, None, None, settings.neighbour_rows, settings.fading_above) if settings.seats else 0
-    return chosen_sizes(columns, None, None, None, seats)[0]
+    return widths_for(len(schema.features))
 
 
 def describes(text: object, schema: Schema, settings: Settings) -> bool:
-    """Return whether a checkpoint's description matches this schema and these settings; older versions had fewer."""
+    """Return whether a checkpoint's description matches this schema and these settings."""
     try:
         columns, chosen = json.loads(str(text))
-        before = Settings(**{**OLDER, **chosen})
+        before = Settings(**chosen)
         before = before._replace(hidden=None if before.hidden is None else tuple(before.hidden))
         return Schema.from_json(columns) == schema and before == settings
     except (ValueError, TypeError):
@@ -149,7 +136,7 @@ def described(schema: Schema, settings: Settings) -> str:
 def about_model(run: RunDirectory, about: Json) -> tuple[Schema, Settings]:
     """Return the schema and the settings stored in a run's folder."""
     try:
-        settings = Settings(**{**OLDER, **about["settings"]})
+        settings = Settings(**about["settings"])
         hidden = None if settings.hidden is None else tuple(settings.hidden)
         return Schema.from_json(about["schema"]), settings._replace(hidden=hidden)
     except (KeyError, TypeError, ValueError, AttributeError) as error:

@@ -12,15 +12,14 @@ While predictions are right, the expected ratio is 1: an alarm at odds of 19 is 
 import math
 
 import jax.numpy as jnp
-from jax.lax import erf_inv
 
+from opvi.tracking._mixing._quantiles import squared_quantile
 from opvi.types import Array, Scalar
 
 HAZARD = 1e-5  # h
 ALARM = 0.95
 SIZE = 3.0  # of errors after a jump; also found if they are at least twice as large as predicted
 REACH = 9.0  # no squared error counts for more, in units of its predicted size
-SURE = 1e-6  # levels nearer to 0 or 1 are this
 WARM_UP = 10.0  # batches of the usual size after a start or a jump: until then, sizes of errors are not known
 KEPT = 1 / 30  # of the past, after a jump that is not one of y's level or unit
 FAR = 0.4  # log distance to the nearest rows, less the usual one: there no row has been
@@ -40,11 +39,6 @@ def wider(level: Array, weight: Array) -> Scalar:
         (jnp.minimum(squared_quantile(jnp.where(weight > 0, level, 0.5)), REACH) * (1 - SIZE**-2) / 2 - math.log(SIZE))
         * weight
     ).sum()
-
-
-def squared_quantile(level: Array) -> Array:
-    r"""Return the squares of standard normal quantiles, at levels not nearer to 0 and 1 than `SURE`."""
-    return 2 * erf_inv(2 * jnp.clip(level, SURE, 1 - SURE) - 1) ** 2
 
 
 def probability(odds: Scalar) -> Scalar:

@@ -7,9 +7,9 @@ they are kept, and judged by their medians. If most of the last few rows are tha
 import jax
 import jax.numpy as jnp
 
-from opvi.tracking import _guard as guard
-from opvi.tracking import _scaling as scaling
-from opvi.tracking._scaling import Moments
+from opvi.tracking._wrappers import _scaling as scaling
+from opvi.tracking._wrappers._medians import NORMAL, median, recent
+from opvi.tracking._wrappers._scaling import Moments
 from opvi.types import Array
 
 ENOUGH = 20  # rows whose moments are good enough to judge others by
@@ -19,8 +19,8 @@ GAP = 10.0  # times as far from the middle as all values that are not odd: no va
 
 def among_themselves(values: Array, weight: Array) -> Array:
     """Return the first rows `[B, F]` with a column's median for values that stand for "none", judged by the others."""
-    centre = jax.vmap(guard.median, (1, None))(values, weight)[None]
-    apart = guard.NORMAL * jax.vmap(guard.median, (1, None))(jnp.abs(values - centre), weight)[None]
+    centre = jax.vmap(median, (1, None))(values, weight)[None]
+    apart = NORMAL * jax.vmap(median, (1, None))(jnp.abs(values - centre), weight)[None]
     away = jnp.abs(values - centre)
     here = (weight > 0)[:, None]
     odd = here & (apart > 0) & (away > scaling.FAR * apart) & (jnp.abs(values) > scaling.INDICATOR)
@@ -32,7 +32,7 @@ def among_themselves(values: Array, weight: Array) -> Array:
     return jnp.where(odd & (away > GAP * tail) & ~(many & differ[None]), centre, values)
 
 
-def moved(odd: Array | float, mean: Array, x: Array, weight: Array) -> tuple[Array, Array]:
+def moved(odd: Array, mean: Array, x: Array, weight: Array) -> tuple[Array, Array]:
     """Return the shares of odd values, 0 for columns that have moved for good, and how far those have moved.
 
     Args:
@@ -51,7 +51,7 @@ def no_rows(room: int, features: int, dtype: jnp.dtype) -> Array:
     return jnp.zeros((ENOUGH - 1 + room, features + 1), dtype)
 
 
-def learn(moments: Moments, first: Array, odd: Array | float, x: Array, weight: Array) -> tuple[Moments, Array, Array]:
+def learn(moments: Moments, first: Array, odd: Array, x: Array, weight: Array) -> tuple[Moments, Array, Array]:
     """Return the moments, the first rows, and the shares of odd values, including those of a batch.
 
     Args:
@@ -68,7 +68,7 @@ def learn(moments: Moments, first: Array, odd: Array | float, x: Array, weight: 
     first = first.at[place].set(jnp.concatenate([x, weight[:, None]], 1), mode="drop")
 
     missing = scaling.far(scaling.scale_of(moments), x) & ~young
-    share, shift = moved(guard.recent(odd, missing, weight), moments.mean, x, jnp.where(missing, weight[:, None], 0))
+    share, shift = moved(recent(odd, missing, weight), moments.mean, x, jnp.where(missing, weight[:, None], 0))
     mean, more = moments.mean + shift, len(first) - len(x)
     whole = jnp.pad(jnp.where(missing, mean[None], x), ((0, more), (0, 0)))
     rows, weights = first[:, :-1], first[:, -1]

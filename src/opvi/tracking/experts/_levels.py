@@ -1,4 +1,4 @@
-r"""Levels of values that repeat: what a model's errors were, on average, where a column had the same value before.
+r"""Target encoding: what a model's errors were, on average, where a column had the same value before.
 
 An ID, a shop or a day of the week may come as a number. Its values have an order that means little, and a network needs
 many rows for each of them. So every column has a table of values; of each it keeps discounted means of the errors
@@ -10,43 +10,74 @@ where $k_i$ counts the rows with that value since row i. Columns of measurements
 have levels of 0.
 """
 
-from typing import NamedTuple
+from dataclasses import dataclass
+from typing import Any, ClassVar, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
-from opvi.tracking._neighbours import scattered
-from opvi.types import Array, Scalar
+from opvi.tracking.experts._expert import BaseExpert, Belief, Context, Rows, Units
+from opvi.tracking.experts._nearest import scattered
+from opvi.tracking._placed import placed
+from opvi.types import Array, Key, Scalar
 
 SLOTS = 1024  # values of a column; two that fall into one slot take turns
 RATES = (0.6, 0.95)  # λ
-LAST_RATES = (0.2, 0.8)  # λ of the last errors, whatever the values: where neighbours in time are alike
 SHRINKAGE = 0.5  # rows, that the means are drawn towards 0 by
-WIDEST = 64  # columns: wider tables have no levels
+WIDEST = 64  # columns, up to which it is recommended
 FACTS = 2 + 2 * len(RATES)  # of a value: itself, when it last came, sums of errors, sums of weights
 
 
-class Said(NamedTuple):
-    """What is known about the values of some rows."""
+class LevelsState(NamedTuple):
+    """Tables of the columns' values."""
 
-    place: Array  # [B, F]: their slots; past the end for a missing value
-    level: Array  # [B, F, rates]: shrunk mean errors, y standardised
-
-
-def start(columns: int, dtype: jnp.dtype) -> Array:
-    """Return empty tables `[F, SLOTS, FACTS]`: a value of 0 that never came has a level of 0, as all others."""
-    return jnp.zeros((columns, SLOTS, FACTS), dtype)
+    table: Array  # [F, SLOTS, FACTS]
+    clock: Scalar  # weights of all rows so far
 
 
-def look(table: Array, x: Array, clock: Scalar, half_life: float | None, unit: Scalar | float = 1.0) -> Said:
-    """Return the levels of the values of rows `[B, F]`; `clock` is the weight of all rows so far, `unit` that of y."""
-    place = _places(x)
-    known = table[jnp.arange(table.shape[0])[None], jnp.minimum(place, SLOTS - 1)]
-    sums, counts = _faded(known, x, clock, half_life)
-    return Said(place, sums / (counts + SHRINKAGE) / unit)
+@dataclass(frozen=True)
+class Levels(BaseExpert):
+    """Settings of the levels of values."""
+
+    stage: ClassVar[int] = 1
+
+    half_life: float | None = None  # of the rows' weights, in rows; None for no fading but that of `RATES`
+
+    def init(self, key: Key, columns: int, dtype: Any) -> LevelsState:
+        """Return empty tables: a value of 0 that never came has a level of 0, as all others."""
+        return LevelsState(jnp.zeros((columns, SLOTS, FACTS), dtype), jnp.zeros((), dtype))
+
+    def predict(self, state: LevelsState, rows: Rows) -> Belief:
+        """Return the levels of each column's value: corrections of which a stack takes the few that help."""
+        place, columns = _places(rows.x), jnp.arange(len(state.table))
+        known = state.table[columns[None], jnp.minimum(place, SLOTS - 1)]
+        sums, counts = _faded(known, rows.x, state.clock, self.half_life)
+        level = sums / (counts + SHRINKAGE)  # [B, F, rates]
+        variance = 1 / (counts.max((1, 2)) + 1)
+        return Belief(jnp.moveaxis(level.reshape(len(place), -1), 0, 1), variance, work=place)
+
+    def learn(self, key: Key, state: LevelsState, rows: Rows, context: Context) -> LevelsState:
+        """Return the tables after the residuals of some rows."""
+        weight = context.scored * context.trust
+        given = context.belief.work, rows.x, context.residual, weight, state.clock
+        return LevelsState(_learn(state.table, *given, self.half_life), state.clock + weight.sum())
+
+    def rescale(self, state: LevelsState, units: Units) -> LevelsState:
+        """Return the tables with residuals in new units."""
+        by = jnp.where(np.isin(np.arange(FACTS), np.arange(2, 2 + len(RATES))), units.output_ratio, 1)
+        return state._replace(table=state.table * by[None, None])
+
+    def forget(self, state: LevelsState, keep: Scalar) -> LevelsState:
+        """Return empty tables."""
+        return LevelsState(jnp.zeros_like(state.table), jnp.zeros_like(state.clock))
+
+    def widen(self, state: LevelsState, fresh: LevelsState) -> LevelsState:
+        """Return the tables of more columns."""
+        return state._replace(table=placed(fresh.table, np.s_[: len(state.table)], state.table))
 
 
-def learn(
+def _learn(
     table: Array, place: Array, x: Array, error: Array, weight: Array, clock: Scalar, half_life: float | None
 ) -> Array:
     """Return the tables after the errors of a batch, row after row.
@@ -73,14 +104,6 @@ def learn(
         return table.at[column, jnp.where(good, at, SLOTS)].set(new, mode="drop"), clock
 
     return jax.lax.fori_loop(0, len(weight), row, (table, clock))[0]
-
-
-def discounted(last: Array, error: Array, weight: Array) -> Array:
-    """Return sums of the last errors and of their weights, `[2, rates]`, after those of a batch."""
-    rates = jnp.asarray(LAST_RATES, last.dtype)
-    total = weight.sum()
-    since = rates[None] ** (total - jnp.cumsum(weight))[:, None] * weight[:, None]
-    return rates[None] ** total * last + jnp.stack([(since * error[:, None]).sum(0), since.sum(0)])
 
 
 def _faded(known: Array, x: Array, clock: Scalar, half_life: float | None) -> tuple[Array, Array]:

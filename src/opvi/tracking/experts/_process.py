@@ -6,33 +6,33 @@ $$k(a, b) = s \Big(1 + \tfrac14 \sum_j (a_j - b_j)^2 / \ell_j^2\Big)^{-2} + \fra
 Its settings $\ell, s, \sigma^2, v$ climb the marginal likelihood, a few steps whenever a tenth more rows have come. Of
 many columns, one either helps, and has a length of about $\sqrt F$, or it does not, and has one of about $e^3 \sqrt F$;
 how many do not is learnt. $h_j$ falls from 1 to 0 as the length becomes long; where columns are few, it is 1. A column
-that has been constant so far begins with the long length. The networks' mean m becomes $m + g (p - m)$, with the g in
-[0, 1] that would have served the last rows best, each predicted before it was learnt. While there are few rows, or few
-since a jump, g is near 1; networks that have seen thousands make it 0. Rows are kept as they came, so nothing changes
-with the units of the networks.
+that has been constant so far begins with the long length. A stack decides how much it counts: much while there are few rows, or few since a change.
 """
 
 import math
-from typing import NamedTuple
+from dataclasses import dataclass
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from opvi._factors import diagonal, root_inverse
 from opvi.filters._covariance import when
-from opvi.tracking import _scaling as scaling
-from opvi.tracking._calibration import USUAL_ROWS, Beside
-from opvi.tracking._neighbours import put
-from opvi.tracking._scaling import Scale
-from opvi.types import Array, Scalar
+from opvi.tracking.experts._expert import BaseExpert, Belief, Context, Rows, Units
+from opvi.tracking.experts._nearest import put
+from opvi.tracking._placed import placed
+from opvi.tracking._mixing._members import USUAL_ROWS
+from opvi.types import Array, Key, Scalar
 
 ROWS = 512  # the last ones, that it is fitted to
 MANY = 1 << 30  # rows from which on the count begins again half-way, before it overflows
 TAUGHT = 256  # of them, that a step of the settings is learnt from
 BLOCK = 64  # of them, that are factored at once: empty blocks are left out
-WIDEST = 64  # columns
+WIDEST = 64  # columns, for which it is recommended
 EVERY, SELDOM = 100.0, 400.0  # rows, at most, until it is fitted again: after a tenth more, 20 at least
-UNUSED = 0.05  # g below which it is fitted seldom
+UNUSED = 0.05  # share in the predictions below which it is fitted seldom
+LARGEST_INPUT = 10.0  # standard deviations; one wild value must not decide the scale of a column
 MANY_STEPS, FEW_STEPS, FEWEST_STEPS = 8, 4, 2  # of the settings, at each fit
 FEW_ROWS, MORE_ROWS = 200, 1000  # up to which there are many of them, and few
 RATE = 0.2  # of a step, in logarithms
@@ -45,36 +45,105 @@ HELP = 10  # columns; of more, the rest is thought not to help, as if that had b
 LESS, STEEP = 2.0, 4.0  # of many columns: the same logarithm at which one has half a straight part, and how steeply
 LARGEST_SIZE = 4.0  # of s: sums of larger numbers that nearly cancel would lose their digits
 SMALLEST_NOISE = 3e-4  # of the variance of y: with less, rounding would show
-MEMORY = 0.95  # of the squared errors behind g, for 20 rows
-RIDGE = 5.0  # usual squared errors: pulls g towards a half
-LARGEST = 5.0  # times the usual error: what a row may say about g
-JUDGED = 180  # rows from which on it can tell which columns help
-VANISHED = 2.0  # logarithm of a length, in units of √F, from which on a column does not help by the bent part
-SHORT = 1.0  # the same logarithm, below which it helps, surely if it is half a unit less
-USEFUL = 0.002  # of the variance of y: a column that explains more helps
-LEFT = 0.25  # of the variance of y: if so much is noise to it, columns may help in ways that it cannot see
-DOUBT = 12.0  # variances of a straight slope, that are added to that
 
 
-class Process(NamedTuple):
-    """Rows, what is fitted to them, and how well that has predicted."""
+class ProcessState(NamedTuple):
+    """Rows, and what is fitted to them."""
 
-    rows: Array  # [ROWS, F + 2]: x and y as they came, and weights; the oldest is replaced
+    rows: Array  # [ROWS, F + 2]: z, y and weights; the oldest is replaced
     counts: Array  # [2]: rows since the start, and when it was last fitted; 0: it is not
     settings: Array  # [3, F + 3]: logarithms of lengths, s, σ², v; running means of their slopes, and of the squares
     steps: Scalar  # of the settings
-    points: Array  # [ROWS, F]: inputs it was last fitted to, standardised
+    points: Array  # [ROWS, F]: inputs it was last fitted to
     root: Array  # [ROWS, ROWS]: inverse of the lower root of their covariance
     alpha: Array  # [ROWS]: its inverse times y
-    scale: Scale  # in which that was
-    errors: Array  # [3]: discounted sums: squared errors of networks, products of both, squared errors of the process
-    straight: Array = 1.0  # type: ignore[assignment]  # [F]: weights of columns in the straight part it was fitted with
+    straight: Array  # [F]: weights of columns in the straight part it was fitted with
+    there: Array  # [2, F + 1]: mean and unit of z and y when it was last fitted, in units of today
 
 
-def start(columns: int, dtype: jnp.dtype) -> Process:
-    """Return a process without rows."""
+@dataclass(frozen=True)
+class Process(BaseExpert):
+    """Settings of a Gaussian process over the last rows."""
+
+    half_life: float | None = None  # of the rows' weights, in rows
+
+    def init(self, key: Key, columns: int, dtype: Any) -> ProcessState:
+        """Return a process without rows."""
+        return _start(columns, dtype)
+
+    def predict(self, state: ProcessState, rows: Rows) -> Belief:
+        """Return the posterior of the function at the rows."""
+        columns = rows.z.shape[1]
+        centre, unit = state.there
+        z = (_inputs(rows.z) - centre[None, :-1]) / unit[None, :-1]
+        here = _filled(state.counts[1])
+        (_, bent), line = _parts(state.settings[0], state.straight, z, state.points, True)
+        k = jnp.where(here[None], bent + line, 0)
+        own = _own(state.settings[0], state.straight, z)
+        variance = jnp.maximum(own - ((k @ state.root.T) ** 2).sum(1), 1e-4 * own)
+        # Large terms nearly cancel: partial sums lose fewer digits, and not others for one row than for many.
+        mean = (k * state.alpha[None]).reshape(len(z), 32, -1).sum(2).sum(1) * unit[columns] + centre[columns]
+        noise = jnp.broadcast_to(jnp.exp(state.settings[0, -2]) * unit[columns] ** 2, mean.shape)
+        fitted = state.counts[1] > 0
+        return Belief(
+            jnp.where(fitted, mean, 0), jnp.where(fitted, variance * unit[columns] ** 2, UNFITTED), noise=noise
+        )
+
+    def learn(self, key: Key, state: ProcessState, rows: Rows, context: Context) -> ProcessState:
+        """Return the process with rows added; fitted again if there are enough new ones."""
+        weight = rows.weight * context.trust
+        believed = rows.base + context.trust * (rows.y - rows.base)
+        here = weight > 0
+        number = state.counts[0] + jnp.cumsum(here, dtype=jnp.int32)
+        place = jnp.where(
+            here & (number > number[-1] - ROWS), jax.lax.rem(number - 1, jnp.asarray(ROWS, number.dtype)), ROWS
+        )
+        kept = put(
+            state.rows, place, jnp.concatenate([_inputs(rows.z), believed[:, None], weight[:, None]], 1)
+        )
+        counts = jnp.stack([number[-1], state.counts[1]])
+        state = state._replace(rows=kept, counts=counts - jnp.where(number[-1] > MANY, MANY // 2, 0))
+        new, last = jnp.stack([counts[0] - counts[1], counts[1]]).astype(weight.dtype)
+        due = new >= jnp.clip(last / 10, USUAL_ROWS, jnp.where(context.share < UNUSED, SELDOM, EVERY))
+        return when(due, lambda s: _fitted(s, self.half_life), state)
+
+    def rescale(self, state: ProcessState, units: Units) -> ProcessState:
+        """Return the same process in new units."""
+        centre = jnp.append(units.shift, -units.output_shift / units.output_ratio)
+        ratio = jnp.append(units.ratio, 1 / units.output_ratio)
+        known = jnp.where(state.rows[:, -1:] > 0, (state.rows[:, :-1] - centre[None]) / ratio[None], 0)
+        there = (state.there - jnp.stack([centre, jnp.zeros_like(centre)])) / ratio[None]
+        return state._replace(rows=jnp.concatenate([known, state.rows[:, -1:]], 1), there=there)
+
+    def forget(self, state: ProcessState, keep: Scalar) -> ProcessState:
+        """Return a process without rows."""
+        return _start(state.points.shape[1], state.rows.dtype)
+
+    def widen(self, state: ProcessState, fresh: ProcessState) -> ProcessState:
+        """Return the process with more columns, which are constant in the rows so far."""
+        columns, wide = state.points.shape[1], fresh.points.shape[1]
+        some = np.s_[:, :columns]
+        settings = placed(fresh.settings, np.s_[:, np.r_[0:columns, wide : wide + 3]], state.settings)
+        width = math.log(wide / columns)
+        return state._replace(
+            rows=placed(fresh.rows, np.s_[:, np.r_[0:columns, wide : wide + 2]], state.rows),
+            settings=settings.at[0, -1].add(width),  # of v: the straight part is one of all columns
+            points=placed(fresh.points, some, state.points),
+            straight=placed(fresh.straight, np.s_[:columns], state.straight),
+            there=placed(fresh.there, np.s_[:, np.r_[0:columns, wide]], state.there),
+        )
+
+
+UNFITTED = 1e4  # variance of what is said before any row
+
+
+def _inputs(z: Array) -> Array:
+    return jnp.clip(z, -LARGEST_INPUT, LARGEST_INPUT)
+
+
+def _start(columns: int, dtype: Any) -> ProcessState:
     zero = jnp.zeros((), dtype)
-    return Process(
+    return ProcessState(
         jnp.zeros((ROWS, columns + 2), dtype),
         jnp.zeros(2, jnp.int32),
         jnp.concatenate([_prior(columns, dtype)[:1], jnp.zeros((2, columns + 3), dtype)]),
@@ -82,9 +151,8 @@ def start(columns: int, dtype: jnp.dtype) -> Process:
         jnp.zeros((ROWS, columns), dtype),
         jnp.zeros((ROWS, ROWS), dtype),
         jnp.zeros(ROWS, dtype),
-        Scale(jnp.zeros(columns + 1, dtype), jnp.zeros(columns + 1, dtype)),
-        jnp.zeros(3, dtype),
         jnp.ones(columns, dtype),
+        jnp.stack([jnp.zeros(columns + 1, dtype), jnp.ones(columns + 1, dtype)]),
     )
 
 
@@ -109,148 +177,19 @@ def _pull(settings: Array, prior: Array) -> Array:
     return prior[1] * off - LONG * jnp.pad(vanishes, (0, 3))
 
 
-def share(process: Process) -> Scalar:
-    """Return g; 0 while nothing is fitted."""
-    own, both, its = process.errors
-    best = jnp.clip((own - both + RIDGE) / (own + its - 2 * both + 2 * RIDGE), 0, 1)
-    return jnp.where(process.counts[1] > 0, best, 0)
-
-
-def vanished(process: Process | None, above: int = 0) -> Array | None:
-    r"""Return how surely each of more than `above` columns does not help, from 0 to 1; below 0, that it does help.
-
-    If it does not, its length is long, and its straight slope, whose square is the share of the variance of y that it
-    explains, small; if it does, its length is short. Both count less where networks predict better, or where much is
-    noise to the process.
-    """
-    if process is None or process.points.shape[1] <= above:
-        return None
-    columns, fitted = process.points.shape[1], process.counts[1]
-    u, (_, noise, v) = process.settings[0, :columns] - 0.5 * math.log(columns), jnp.exp(process.settings[0, columns:])
-    straight = v / columns * process.straight * (process.alpha @ process.points)
-    least = USEFUL + DOUBT * noise / jnp.clip(fitted.astype(noise.dtype), 1, ROWS)
-    trust = jnp.where(fitted >= JUDGED, share(process), 0) * jnp.maximum(1 - noise / LEFT, 0)
-    known = (u > VANISHED) & (process.scale.sd[:-1] > 0)  # a column that has not moved yet has not been seen
-    surely = jnp.where(known, jnp.clip(jnp.log(least / (straight**2 + 1e-9)), 0, 1), 0)
-    return trust * (surely - jnp.clip(2 * (SHORT - u), 0, 1))
-
-
-def beside(process: Process | None, scale: Scale, x: Array) -> Beside | None:
-    """Return what the process says of rows as they came `[B, F]`, in the units of `scale`; None without one."""
-    if process is None:
-        return None
-    columns, there = x.shape[1], process.scale
-    z = scaling.readable(scaling.of_inputs(there), x)
-    here = _filled(process.counts[1])
-    (_, bent), line = _parts(process.settings[0], process.straight, z, process.points, True)
-    k = jnp.where(here[None], bent + line, 0)
-    own = _own(process.settings[0], process.straight, z)
-    variance = jnp.maximum(own - ((k @ process.root.T) ** 2).sum(1), 1e-4 * own)
-    unit, old = scaling.divisor(scale)[columns], scaling.divisor(there)[columns]
-    # Large terms nearly cancel: partial sums lose fewer digits, and not others for one row than for many.
-    mean = (k * process.alpha[None]).reshape(len(x), 32, -1).sum(2).sum(1) * (old / unit) + (
-        there.mean[columns] - scale.mean[columns]
-    ) / unit
-    return Beside(share(process), mean, variance * (old / unit) ** 2)
-
-
-def scored(
-    process: Process | None, said: Beside | None, mean: Array, y: Array, weight: Array, size: Scalar
-) -> Process | None:
-    """Return the process with the squared errors of some rows, predicted by networks and by the process.
-
-    Args:
-        process: before the rows.
-        said: what it predicted.
-        mean: what the networks predicted.
-        y: the targets, in the same units.
-        weight: the weights of the rows.
-        size: the usual squared error.
-    """
-    if process is None or said is None:
-        return None
-    reach = LARGEST * jnp.sqrt(size)
-    own, its = (jnp.clip(one - y, -reach, reach) for one in (mean, said.mean))
-    new = jnp.stack([own * own, own * its, its * its]) @ weight / size
-    keep = MEMORY ** (weight.sum() / USUAL_ROWS)
-    good = (process.counts[1] > 0) & jnp.isfinite(new).all()
-    return process._replace(errors=jnp.where(good, keep * process.errors + new, process.errors))
-
-
-def jumped(process: Process | None, old: Scale, new: Scale, known: Array) -> Process | None:
-    """Return the process after a jump: its targets in new units if that is all that is `known`, else without rows."""
-    if process is None:
-        return None
-    y = process.rows[:, -2]
-    ratio = scaling.divisor(new)[-1] / scaling.divisor(old)[-1]
-    there = process.scale
-    moved = process._replace(
-        rows=jnp.concatenate(
-            [process.rows[:, :-2], (new.mean[-1] + (y - old.mean[-1]) * ratio)[:, None], process.rows[:, -1:]], 1
-        ),
-        scale=Scale(
-            scaling.with_last(there.mean, new.mean[-1] + (there.mean[-1] - old.mean[-1]) * ratio),
-            scaling.with_last(there.sd, scaling.divisor(there)[-1] * ratio),
-        ),
-    )
-    fresh = start(process.points.shape[1], y.dtype)
-    return jax.tree.map(lambda a, b: jnp.where(known, a, b), moved, fresh)
-
-
-def widened(old: Process, fresh: Process) -> Process:
-    """Return the process with the columns of a fresh one, which has more; of the old rows they are missing."""
-    columns, wide = old.points.shape[1], fresh.points.shape[1]
-    more, width = wide - columns, jnp.log(jnp.asarray(wide / columns, old.steps.dtype))
-
-    def padded(leaf: Array, last: int, value: float = 0.0) -> Array:
-        before, after = jnp.split(leaf, [leaf.shape[-1] - last], -1)
-        room = [(0, 0)] * (leaf.ndim - 1) + [(0, more)]
-        return jnp.concatenate([jnp.pad(before, room, constant_values=value), after], -1)
-
-    settings = padded(old.settings, 3).at[0, columns:wide].set(fresh.settings[0, columns:wide])
-    return old._replace(
-        rows=padded(old.rows, 2, jnp.nan),
-        settings=settings.at[0, -1].add(width),  # of v: the straight part is one of all columns
-        points=padded(old.points, 0),
-        scale=Scale(*(padded(one, 1) for one in old.scale)),
-        straight=padded(old.straight, 0, 1.0),
-    )
-
-
-def learn(
-    process: Process | None, scale: Scale, rows: tuple[Array, Array, Array], half_life: float | None
-) -> Process | None:
-    """Return the process with rows added, x and y as they came; fitted again if there are enough new ones."""
-    if process is None:
-        return None
-    x, y, weight = rows
-    here = weight > 0
-    number = process.counts[0] + jnp.cumsum(here, dtype=jnp.int32)
-    place = jnp.where(
-        here & (number > number[-1] - ROWS), jax.lax.rem(number - 1, jnp.asarray(ROWS, number.dtype)), ROWS
-    )
-    kept = put(process.rows, place, jnp.concatenate([x, y[:, None], weight[:, None]], 1))
-    counts = jnp.stack([number[-1], process.counts[1]])
-    process = process._replace(rows=kept, counts=counts - jnp.where(number[-1] > MANY, MANY // 2, 0))
-    new, last = jnp.stack([counts[0] - counts[1], counts[1]]).astype(x.dtype)
-    due = new >= jnp.clip(last / 10, USUAL_ROWS, jnp.where(share(process) < UNUSED, SELDOM, EVERY))
-    return when(due, lambda p: _fitted(p, scale, half_life), process)
-
-
-def _fitted(process: Process, scale: Scale, half_life: float | None) -> Process:
+def _fitted(process: ProcessState, half_life: float | None) -> ProcessState:
     """Return the process fitted to its rows, after a few steps of its settings."""
     columns, seen = process.points.shape[1], process.counts[0]
     here, dtype = _filled(seen), process.rows.dtype
-    x = process.rows[:, :-2]
-    z = scaling.readable(scaling.of_inputs(scale), jnp.where(jnp.isnan(x), scale.mean[None, :-1], x))
-    y = jnp.where(here, (process.rows[:, -2] - scale.mean[-1]) / scaling.divisor(scale)[-1], 0)
-    weight = process.rows[:, -1]
+    z, weight = process.rows[:, :-2], process.rows[:, -1]
+    y = jnp.where(here, process.rows[:, -2], 0)
     if half_life is not None:
         age = ((seen - 1 - jnp.arange(ROWS, dtype=jnp.int32)) % ROWS).astype(dtype)
         weight = weight * jnp.exp2(-age / half_life)
+    moves = (z != z[:1]).any(0)  # a column that has been constant so far does not help
     known, prior = jnp.concatenate([z, y[:, None], weight[:, None]], 1), _prior(columns, dtype)
     longest, free = 0.5 * math.log(columns) + LONG, jnp.full(3, -jnp.inf, dtype)
-    least = jnp.concatenate([jnp.where(scale.sd[:-1] > 0, -jnp.inf, longest), free])  # of columns that have not moved
+    least = jnp.concatenate([jnp.where(moves, -jnp.inf, longest), free])  # of columns that have not moved
     most = jnp.asarray([longest] * columns + [math.log(LARGEST_SIZE), math.inf, math.inf], dtype)
 
     def between(settings: Array, a: Array, b: Array, some: tuple[Array, Array]) -> tuple[Array, Array, Array]:
@@ -266,8 +205,8 @@ def _fitted(process: Process, scale: Scale, half_life: float | None) -> Process:
         In the turn after the last, only factor the first half.
         """
         (now, slope, square), steps, _ = carry
-        moves = turn < count
-        at = jnp.where(moves, turn & 1, 0) * jnp.clip(seen - TAUGHT, 0, ROWS - TAUGHT)
+        climbs = turn < count
+        at = jnp.where(climbs, turn & 1, 0) * jnp.clip(seen - TAUGHT, 0, ROWS - TAUGHT)
         rows, some = jax.lax.dynamic_slice_in_dim(known, at, TAUGHT), here[:TAUGHT]
         K, inner, bent = between(now, rows, rows, (some, some))
         root, inverse = _rooted(noisy(now, K, rows, some), seen)
@@ -278,7 +217,7 @@ def _fitted(process: Process, scale: Scale, half_life: float | None) -> Process:
         slope, square = a * slope + (1 - a) * down, b * square + (1 - b) * down**2
         move = RATE * slope / (1 - a**more) / (jnp.sqrt(square / (1 - b**more)) + 1e-3)
         new = jnp.stack([jnp.clip(now - move, least, most), slope, square])
-        return jnp.where(moves & jnp.isfinite(new).all(), new, carry[0]), jnp.where(moves, more, steps), root
+        return jnp.where(climbs & jnp.isfinite(new).all(), new, carry[0]), jnp.where(climbs, more, steps), root
 
     def whole(root: Array) -> Array:
         """Factor the second half, given the first."""
@@ -297,13 +236,13 @@ def _fitted(process: Process, scale: Scale, half_life: float | None) -> Process:
     good = jnp.isfinite(alpha).all()
     return process._replace(
         counts=jnp.stack([seen, jnp.where(good, seen, 0)]),
-        settings=jnp.where(good, settings, start(columns, dtype).settings),
+        settings=jnp.where(good, settings, _start(columns, dtype).settings),
         steps=jnp.where(good, steps, 0),
         points=z,
         root=jnp.where(good, root, 0),
         alpha=jnp.where(good, alpha, 0),
-        scale=scale,
         straight=jnp.where(good, _lines(settings[0]), 1),
+        there=jnp.stack([jnp.zeros(columns + 1, dtype), jnp.ones(columns + 1, dtype)]),
     )
 
 

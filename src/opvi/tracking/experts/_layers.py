@@ -10,8 +10,7 @@ import numpy as np
 
 from opvi.filters._covariance import Blocks
 from opvi.targets import MLP, Layer, Passed, backward, forward, jacobian
-from opvi.tracking._scaling import Scale, divisor, of_inputs, readable
-from opvi.tracking._seats import Seen
+from opvi.tracking.experts._expert import Units
 from opvi.types import Array, Scalar
 
 TANH, RELU, SINE = 0.0, 1.0, 2.0
@@ -28,25 +27,20 @@ def checked_widths(hidden: Sequence[int]) -> tuple[int, ...]:
     return widths
 
 
-def outputs(network: MLP, w: Array, kind: Scalar, x: Array | Seen) -> tuple[Array, Array]:
-    """Return the outputs `[B]` of one network at x `[B, F]`, or as units see it, and their Jacobian `[B, d]`."""
+def outputs(network: MLP, w: Array, kind: Scalar, x: Array) -> tuple[Array, Array]:
+    """Return the outputs `[B]` of one network at x `[B, F]`, and their Jacobian `[B, d]`."""
     layers = network.split(w)
     passed = _passed(layers, kind, x)
     slopes = backward(layers, passed, jnp.ones_like(passed.outputs))
-    if isinstance(x, Seen):
-        slopes = (x.merged(slopes[0]), *slopes[1:])
     return passed.outputs[:, 0], jacobian(passed, slopes)
 
 
-def output(network: MLP, w: Array, kind: Scalar, x: Array | Seen) -> Array:
-    """Return the outputs `[B]` of one network at x `[B, F]`, or as units see it."""
+def output(network: MLP, w: Array, kind: Scalar, x: Array) -> Array:
+    """Return the outputs `[B]` of one network at x `[B, F]`."""
     return _passed(network.split(w), kind, x).outputs[:, 0]
 
 
-def _passed(layers: Sequence[Layer[Array]], kind: Scalar, x: Array | Seen) -> Passed:
-    """Pass x through the layers; units that have seats together act as one, of one hidden layer."""
-    if isinstance(x, Seen):
-        return forward(layers, x.z, lambda z: _activation(x.merged(z), kind))
+def _passed(layers: Sequence[Layer[Array]], kind: Scalar, x: Array) -> Passed:
     return forward(layers, x, lambda z: _activation(z, kind))
 
 
@@ -60,47 +54,39 @@ def _activation(z: Array, kind: Scalar) -> tuple[Array, Array]:
     return value, slope
 
 
-class Units(NamedTuple):
+class Change(NamedTuple):
     """How inputs and outputs in the old units become those in the new: linear in a network's first and last layer."""
 
-    ratio: Array  # [F], or [S, units] by seat: of the new deviation to the old
-    shift: Array  # the same: of the mean, in old deviations
+    ratio: Array  # [F]: of the new deviation to the old
+    shift: Array  # [F]: of the mean, in old deviations
     output_ratio: Scalar  # of the old deviation of y to the new
     output_shift: Scalar
 
 
-def between(old: Scale, new: Scale, doubt: Array | None = None, now: Array | None = None) -> Units:
-    r"""Return the change from one scale of (X, y) to another; columns without a deviation stay as they are.
+def bounded_change(units: Units, doubt: Array | None) -> Change:
+    r"""Return the change of units as it is made to weights.
 
     The network remains the same function: a weight grows with the deviation of its column. In a column that keeps
     rising, such as a date, weights that have learnt nothing yet would grow without bound. With `doubt` v, a weight
     grows by at most $\max(1, v^{-1/2})$, so that it stays within its prior, and the network remains the same only
-    where the column is `now`.
+    where the column is now.
 
     Args:
-        old: the scale before.
-        new: the scale after.
+        units: the change.
         doubt: `[F]`: variance of the first layer's weights, as a share of the prior's.
-        now: `[F]`: current values of the columns, in their own units.
     """
-    known = (old.sd > 0) & (new.sd > 0)
-    ratio = jnp.where(known, new.sd / divisor(old), 1)
-    shift = jnp.where(old.sd > 0, (new.mean - old.mean) / divisor(old), 0)
-    back = jnp.where(known[-1], old.sd[-1] / divisor(new)[-1], 1)
-    output_shift = (old.mean - new.mean)[-1] / divisor(new)[-1]
-    ratio, shift = ratio[:-1], shift[:-1]
-    if doubt is not None and now is not None:
+    ratio, shift = units.ratio, units.shift
+    if doubt is not None:
         grown = jnp.minimum(ratio, jnp.maximum(1, jax.lax.rsqrt(jnp.maximum(doubt, 1e-30))))
-        away = readable(of_inputs(new), now[None])[0]  # as the network sees it: within bounds
-        shift, ratio = shift + jnp.where(known[:-1], (ratio - grown) * away, 0), grown
-    return Units(ratio, shift, back, output_shift)
+        shift, ratio = shift + (ratio - grown) * units.now, grown
+    return Change(ratio, shift, units.output_ratio, units.output_shift)
 
 
-def change(network: MLP, units: Units, w: Array) -> Array:
+def change(network: MLP, units: Change, w: Array) -> Array:
     """Apply the linear part of the change to a vector of weights."""
     features, width = network.shapes[0]
     weights, end = w[: features * width].reshape(features, width), (features + 1) * width
-    shifted = (weights * _by_unit(units.shift)).sum(0)
+    shifted = (weights * units.shift[:, None]).sum(0)
     return (w + _padded(shifted, features * width, len(w) - end)) * _scale(network, units, w.dtype)
 
 
@@ -111,38 +97,33 @@ def _padded(values: Array, before: int, after: int, apart: int = 0, axis: int = 
     return jax.lax.pad(values, jnp.zeros((), values.dtype), room)
 
 
-def _scale(network: MLP, units: Units, dtype: jnp.dtype) -> Array:
+def _scale(network: MLP, units: Change, dtype: jnp.dtype) -> Array:
     """Return the factor `[d]` by which the change multiplies each weight."""
     one = jnp.ones((), dtype)
-    factors = [Layer(_by_unit(units.ratio), one), *[Layer(one, one)] * (len(network.shapes) - 1)]
+    factors = [Layer(units.ratio[:, None], one), *[Layer(one, one)] * (len(network.shapes) - 1)]
     factors[-1] = Layer(*(part * units.output_ratio for part in factors[-1]))
     return network.join(factors)
 
 
-def _by_unit(values: Array) -> Array:
-    """Return numbers for each column as `[F, 1]`; those for each seat of each unit as they are."""
-    return values if values.ndim == 2 else values[:, None]
-
-
-def re_express(network: MLP, units: Units, w: Array, begins: Array | None = None) -> Array:
+def re_express(network: MLP, units: Change, w: Array, begins: Array | None = None) -> Array:
     """Return the weights with which the network is the same function in the new units.
 
     Args:
         network: the layers.
         units: the old and the new units.
         w: the weights.
-        begins: `[F]`, or by seat: columns that were constant and begin to move. Their weights, not learnt, become 0.
+        begins: `[F]`: columns that were constant and begin to move. Their weights, not learnt, become 0.
     """
     w = change(network, units, w)
     w = w + jnp.where(np.arange(len(w)) == len(w) - 1, units.output_shift, 0)
     if begins is None:
         return w
     features, width = network.shapes[0]
-    stays = jnp.broadcast_to(_by_unit(1 - begins.astype(w.dtype)), (features, width))
+    stays = jnp.broadcast_to((1 - begins.astype(w.dtype))[:, None], (features, width))
     return w * jnp.append(stays.reshape(-1), np.ones(len(w) - features * width, w.dtype))
 
 
-def covariances_in(network: MLP, blocks: Blocks, units: Units, matrices: Array) -> Array:
+def covariances_in(network: MLP, blocks: Blocks, units: Change, matrices: Array) -> Array:
     r"""Return $T C T^\top$, T the change of units, for symmetric matrices `[n, K, D, D]`; blocks stay apart.
 
     T scales all weights by S, after each hidden bias has gained the shift of the means times its weights: E. With
@@ -156,7 +137,7 @@ def covariances_in(network: MLP, blocks: Blocks, units: Units, matrices: Array) 
     return shifted * (scale[:, :, None] * scale[:, None, :])[None]
 
 
-def _shifting(network: MLP, blocks: Blocks, units: Units) -> Callable[[Array, Array], Array]:
+def _shifting(network: MLP, blocks: Blocks, units: Change) -> Callable[[Array, Array], Array]:
     """Return a function `(i, matrices)` that adds $M + M^\top$ to the matrices of the i-th particle."""
     (features, width), (count, size) = network.shapes[0], blocks.order.shape
     if count == 1:  # the weights, input by input, then the biases
@@ -180,13 +161,13 @@ def _shifting(network: MLP, blocks: Blocks, units: Units) -> Callable[[Array, Ar
 
 def _of_inputs(features: int, width: int, shift: Array) -> Callable[[Array, Array], Array]:
     """Return that function for weights input by input, and biases that follow them."""
-    first, by = features * width, "fh" if shift.ndim == 2 else "f"
+    first = features * width
 
     def add(i: Array, matrices: Array) -> Array:
         _, K, D, _ = matrices.shape
         rows = jax.lax.dynamic_slice(matrices, (i, 0, 0, 0), (1, K, first, D)).reshape(K, features, width, D)
-        sums = jnp.einsum(f"{by},kfhd->khd", shift, rows)
-        both = jnp.einsum(f"{by},kifh->kih", shift, sums[:, :, :first].reshape(K, width, features, width))
+        sums = jnp.einsum("f,kfhd->khd", shift, rows)
+        both = jnp.einsum("f,kifh->kih", shift, sums[:, :, :first].reshape(K, width, features, width))
         M = (sums + _padded(both / 2, first, D - first - width, 0, 2))[None]
         for more, place in ((M, (i, 0, first, 0)), (M.mT, (i, 0, 0, first))):
             old = jax.lax.dynamic_slice(matrices, place, more.shape)
@@ -230,3 +211,26 @@ def _first_layer(network: MLP, blocks: Blocks) -> tuple[np.ndarray, np.ndarray]:
         bias_at[k, : len(units)] = at[biases[units]]
         weights_at[k, : len(units)] = np.where(block[weights[units]] == k, at[weights[units]], size)
     return bias_at, weights_at
+
+
+def widened_covariances(old: Array, fresh: Array, blocks: tuple[Blocks, Blocks], places: np.ndarray) -> Array:
+    """Return fresh matrices `[n, K, D, D]` with the old entries where both blocks have them.
+
+    Args:
+        old: the matrices of the narrower networks.
+        fresh: those of wider ones before any row.
+        blocks: how each of the two are cut.
+        places: where each of the old parameters goes.
+    """
+    before, new = np.asarray(old), np.array(fresh)
+    whole = np.zeros((blocks[1].dim + 1,) * 2, new.dtype)  # of one network, in the new places
+    there = np.append(np.asarray(places), blocks[1].dim)
+    known = np.isin(np.arange(blocks[1].dim + 1), places)
+    for network in range(len(before)):
+        whole[:] = 0
+        for order, matrix in zip(blocks[0].order, before[network], strict=True):
+            whole[np.ix_(there[order], there[order])] = matrix
+        for k, order in enumerate(blocks[1].order):
+            kept = known[order]
+            new[network, k][np.ix_(kept, kept)] = whole[np.ix_(order[kept], order[kept])]
+    return jnp.asarray(new)

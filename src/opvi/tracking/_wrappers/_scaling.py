@@ -14,7 +14,7 @@ MISREAD = 0.5  # where more than this share of the last few rows is that far off
 LARGEST_JUMP = 100.0  # standard deviations; one wild value must not blind the scale to all the others
 SMALLEST_SHARE = 1e-6  # a deviation below this share of the value's size is rounding, not a signal
 LONGEST_MEMORY = 1e6  # rows; counts in float32 stop growing by small steps some way above it
-SCALE_MEMORY = 50_000.0  # rows, of a regressor's units
+SCALE_MEMORY = 50_000.0  # rows, of a model's units
 TRUSTED_COUNT = 20.0  # rows after which the deviation so far can call a value wild
 
 
@@ -92,10 +92,10 @@ def standardise(scale: Scale, x: Array) -> Array:
 
 
 def readable(scale: Scale, x: Array) -> Array:
-    """Return inputs `[B, F]` like `standardise`, with 0 for missing values."""
+    """Return standardised inputs `[B, F]`, with 0 for missing values and in columns that were constant so far."""
     away, size = x - scale.mean[None], scale.sd[None]
     known = (size > 0) & ((jnp.abs(away) <= FAR * size) | (jnp.abs(x) <= INDICATOR))
-    return jnp.where(known, jnp.clip(away / jnp.where(size > 0, size, 1), -LARGEST_INPUT, LARGEST_INPUT), 0)
+    return jnp.where(known, jnp.clip(away / jnp.where(size > 0, size, 1), -FAR, FAR), 0)
 
 
 def far(scale: Scale, x: Array) -> Array:

@@ -1,7 +1,7 @@
-r"""How fast the regressor forgets: a factor on all its half-lives, moved by whether its networks are late or hasty.
+r"""How fast networks forget: a factor on all their half-lives, moved by whether they are late or hasty.
 
 A trail follows the particles w: $\bar w \gets \bar w + \kappa (w - \bar w)$, with a half-life of 150 rows. With m and
-$\bar m$ the predictions of a row by both, before it is learnt, and the weights of the calibration,
+$\bar m$ the predictions of a row by both, before it is learnt, and the networks' weights,
 
 $$r = y - m, \qquad q = m - \bar m, \qquad \beta = \sum r q \Big/ \sum q^2.$$
 
@@ -16,7 +16,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from opvi.tracking._calibration import USUAL_ROWS
+from opvi.tracking._mixing._members import USUAL_ROWS
 from opvi.types import Array, Scalar
 
 TRAIL = 150.0  # rows, the half-life of the trail

@@ -9,10 +9,12 @@ from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
+from opvi.tracking._placed import placed
+from opvi.tracking._mixing._members import USUAL_ROWS
 from opvi.types import Array, Scalar
 
-USUAL_ROWS = 20.0
 POWER = 0.75
 FLATTEST = 1e-4  # of the eigenvalues, as a share of their mean
 WIDEST = 64  # columns whose directions are told apart; of more, each column by itself
@@ -58,6 +60,22 @@ def update(metric: Metric, slope: Array, weight: Array) -> Metric:
 def begun_again(metric: Metric, due: Array) -> Metric:
     """Return the metric of networks that begin again if `due`: their next gradients count as much as all before."""
     return metric._replace(rounds=jnp.where(due, jnp.minimum(metric.rounds, 1), metric.rounds))
+
+
+def rescale(metric: Metric, ratio: Array) -> Metric:
+    """Return the metric after columns are measured in units `ratio` times as large, `[F]`."""
+    slopes = metric.slopes * (ratio[:, None] * ratio[None] if metric.slopes.ndim == 2 else ratio**2)
+    return metric._replace(slopes=slopes, root=jnp.where(metric.rounds > 0, _root(slopes), metric.root))
+
+
+def widen(metric: Metric, fresh: Metric) -> Metric:
+    """Return the metric of more columns, the new ones as in a fresh one."""
+    columns = np.s_[: len(metric.root)]
+    slopes, root = metric.slopes, metric.root
+    if fresh.root.ndim == 1:  # of many columns, each by itself
+        slopes, root = (np.diagonal(a) if a.ndim == 2 else a for a in (slopes, root))
+    where = columns if fresh.root.ndim == 1 else (columns, columns)
+    return metric._replace(slopes=placed(fresh.slopes, where, slopes), root=placed(fresh.root, where, root))
 
 
 def _root(slopes: Array) -> Array:

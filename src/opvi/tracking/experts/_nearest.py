@@ -1,6 +1,5 @@
 """Rows kept in a fixed number of slots, and a search for the nearest without sorting or work for empty slots."""
 
-import dataclasses
 from collections.abc import Callable
 from typing import NamedTuple
 
@@ -9,7 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from opvi._steps import LARGEST_COUNT
-from opvi.types import Array, Sampler
+from opvi.types import Array
 
 LANES = 512  # every LANES-th row competes with the others of its lane; the nearest of each lane stay in the race
 TILE = 2 * LANES  # rows measured at once
@@ -41,23 +40,6 @@ def checked_rows(memory_rows: int | None) -> int | None:
         return memory_rows
     raise ValueError(
         f"`memory_rows` is {memory_rows!r}, but must be a whole number of rows from 0 to {LARGEST_STORE:,}, or None."
-    )
-
-
-def without_memory(sampler: Sampler) -> Sampler:
-    """Return the sampler without the rows that it would keep by default, and so without a process of the last ones.
-
-    Models in a fleet keep none.
-    """
-    if not dataclasses.is_dataclass(sampler) or isinstance(sampler, type):
-        return sampler
-    if hasattr(sampler, "sampler"):  # wrapped
-        return dataclasses.replace(sampler, sampler=without_memory(sampler.sampler))
-    asked = getattr(sampler, "memory_rows", 0) is not None
-    off = {} if asked else {"memory_rows": 0, "levels": False}
-    named = {field.name for field in dataclasses.fields(sampler)}
-    return dataclasses.replace(
-        sampler, **{name: value for name, value in (off | {"process": False}).items() if name in named}
     )
 
 
