@@ -2,7 +2,7 @@ r"""Change points: most of the last rows are surprises, or errors have been too 
 
 If most of the last few rows are far off, the model is wrong, not the rows. Where y is the old prediction in new units,
 because a sensor was moved or replaced, the units follow and nothing is forgotten. Otherwise, or when the posterior
-probability of a jump (`_jumps`) is large, most of the past is.
+probability of a jump (`_jumps`) is large, most of the past is; the level follows at once all the same.
 """
 
 from dataclasses import dataclass
@@ -40,7 +40,7 @@ class Found(NamedTuple):
     """What was found in some rows."""
 
     jump: Array  # whether most of the last few are surprises
-    shift: Scalar  # of y, in the old units
+    shift: Scalar  # of y's level, in the old units
     ratio: Scalar  # of y's unit after it to the one before
     known: Array  # whether these two are all
     renew: Array  # whether they say nothing: the past is of no use
@@ -106,7 +106,7 @@ def _found(
     known, renew = jump & (same | ~uneven), more & ~same
     found = Found(
         jump,
-        jnp.where(known, jnp.where(same, units.shift, shift), 0),
+        jnp.where(same, units.shift, shift),
         jnp.where(same, units.ratio, 1),
         known,
         renew,

@@ -7,7 +7,6 @@ import numpy as np
 
 from opvi.types import Array, Scalar
 
-LARGEST_INPUT = 10.0  # standard deviations; one wild value must not steer a network
 FAR = 100.0  # standard deviations; a value farther off stands for "none" (-999), and counts as missing
 INDICATOR = 1.0  # values up to this size are never taken for "none": a rare level's indicator is as far off
 MISREAD = 0.5  # where more than this share of the last few rows is that far off, the column has moved
@@ -83,12 +82,6 @@ def of_inputs(scale: Scale) -> Scale:
 def divisor(scale: Scale) -> Array:
     """Return the standard deviations, with 1 for constant columns."""
     return jnp.where(scale.sd > 0, scale.sd, 1)
-
-
-def standardise(scale: Scale, x: Array) -> Array:
-    """Return inputs `[B, F]` as the model sees them if none is missing; a column that was constant so far is 0."""
-    z = (x - scale.mean[None]) / divisor(scale)[None]
-    return jnp.where(scale.sd[None] > 0, jnp.clip(z, -LARGEST_INPUT, LARGEST_INPUT), 0)
 
 
 def readable(scale: Scale, x: Array) -> Array:

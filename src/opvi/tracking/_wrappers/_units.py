@@ -25,7 +25,7 @@ from opvi.tracking._wrappers._medians import recent
 from opvi.tracking._wrappers._scaling import SCALE_MEMORY, Moments, Scale
 from opvi.types import Array, Key, Scalar
 
-LARGEST_TARGET = 1e4  # standard deviations
+LARGEST_TARGET = 1e6  # standard deviations
 PARTIAL = 0.1  # what a row weighs in which values are missing
 SCALE_OFF = 0.25  # in deviations, or in their logarithm: the scale in use is out of date
 EARLY_SCALE_OFF = 0.03  # while warming up
@@ -104,10 +104,10 @@ class Units(Unforked):
         lesson = Lesson(jnp.ones_like(weight), weight, jnp.array(False))
         inner, report = self.inner.learn(key, state.inner, rows, forecast, outcome, lesson)
         own = _jumped(state.own, rows, raw, weight, report)
-        unit = scaling.divisor(state.own.scale)[-1]
-        off = (1 - report.trust) * (rows.y - outcome.mean) * unit  # what is not believed moves towards its prediction
-        followed = _followed(own, rows, raw - off, weight)
-        due, now = self._due(own, followed, rows, begun & report.renew)
+        unit, centre = scaling.divisor(state.own.scale)[-1], state.own.scale.mean[-1]
+        believed = outcome.mean + report.trust * (rows.y - outcome.mean)  # an outlier moves towards its prediction
+        followed, x = _followed(own, rows, jnp.where(report.trust < 1, believed * unit + centre, raw), weight)
+        due, now = self._due(own, followed, x, weight, begun & report.renew)
         own = followed
 
         def change(parts: tuple[UnitsState, Any]) -> tuple[UnitsState, Any]:
@@ -143,10 +143,12 @@ class Units(Unforked):
         )
         return Nested(own, self.inner.widen(state.inner, fresh.inner))
 
-    def _due(self, old: UnitsState, new: UnitsState, rows: Rows, anew: Array) -> tuple[Array, Array]:
+    def _due(
+        self, old: UnitsState, new: UnitsState, x: Array, weight: Array, anew: Array
+    ) -> tuple[Array, Array]:
         """Return whether the scale should follow the moments now, and the current values of the columns."""
-        seen, weight = new.moments.seen, rows.weight
-        now = (rows.x * weight[:, None]).sum(0) / jnp.maximum(weight.sum(), 1e-30)
+        seen = new.moments.seen
+        now = (x * weight[:, None]).sum(0) / jnp.maximum(weight.sum(), 1e-30)
         there, scale = scaling.scale_of(new.moments), new.scale
         later = jnp.where(seen <= SOON * self.warm_up, SOON_SCALE_OFF, SCALE_OFF)
         tolerance = jnp.where(seen <= self.warm_up, EARLY_SCALE_OFF, later)
@@ -194,8 +196,11 @@ def _jumped(own: UnitsState, rows: Rows, y: Array, weight: Array, report: Report
     )
 
 
-def _followed(own: UnitsState, rows: Rows, y: Array, weight: Array) -> UnitsState:
-    """Return the moments with some rows in them; columns that have moved for good, or moved back, get new means."""
+def _followed(own: UnitsState, rows: Rows, y: Array, weight: Array) -> tuple[UnitsState, Array]:
+    """Return the moments with some rows in them, and their inputs with means where values are missing.
+
+    Columns that have moved for good, or moved back, get new means.
+    """
     inputs = scaling.of_inputs(own.scale)
     missing = scaling.far(inputs, rows.x)
     odd = jnp.where(weight.sum() > 0, recent(own.odd, missing, weight), own.odd)
@@ -207,4 +212,4 @@ def _followed(own: UnitsState, rows: Rows, y: Array, weight: Array) -> UnitsStat
     new = scaling.update(moments, jnp.concatenate([x, y[:, None]], 1), weight, SCALE_MEMORY)
     good = jnp.isfinite(sum(leaf.sum() for leaf in new))
     new = jax.tree.map(lambda a, b: jnp.where(good, a, b), new, moments)
-    return own._replace(moments=new, scale=scale, odd=odd)
+    return own._replace(moments=new, scale=scale, odd=odd), x

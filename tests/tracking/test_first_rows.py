@@ -6,7 +6,11 @@ import numpy as np
 import pytest
 
 import opvi
-from opvi.tracking import _starting as starting
+from opvi.tracking._inside import find, replaced
+from opvi.tracking._wrappers import _first_rows as starting
+from opvi.tracking._wrappers._scaling import Moments
+from opvi.tracking.experts._neighbours import NeighboursState
+from tests.tracking.parts import head, nets, units
 from opvi.types import Batch
 
 FEATURES = 3
@@ -47,7 +51,7 @@ def off(state, other, sd):
 def test_rows_teach_the_same_in_any_company(together, sizes):
     X, y = drawn(60)
     state = learnt(X, y, sizes)
-    np.testing.assert_allclose(state.moments.mean, together.moments.mean, rtol=1e-4)
+    np.testing.assert_allclose(units(state).moments.mean, units(together).moments.mean, rtol=1e-4)
     assert int(state.rows) == 60
     assert off(state, together, y.std()) < 0.15
 
@@ -57,13 +61,14 @@ def test_few_rows_are_learnt_in_their_own_units():
     X, y = drawn(8)
     one_by_one, at_once = learnt(X, y, [1] * 8), learnt(X, y, [8])
     for state in (one_by_one, at_once):
-        assert float(state.scaled_at) == float(state.calibration.rounds) == 0
-        assert int(starting.count(state.held)) == int(state.rows) == float(state.moments.seen) == 8
-        assert int(state.memory.seen) == 8
-        np.testing.assert_allclose(state.scale.mean[:-1], X.mean(0), rtol=1e-3)
-        np.testing.assert_allclose(state.scale.sd[:-1], X.std(0), rtol=1e-3)
+        assert float(head(state).rounds) == 0
+        moments, scale = units(state)[:2]
+        assert int(starting.count(state.model.own)) == int(state.rows) == float(moments.seen) == 8
+        assert int(find(state, NeighboursState).seen) == 8
+        np.testing.assert_allclose(scale.mean[:-1], X.mean(0), rtol=1e-3)
+        np.testing.assert_allclose(scale.sd[:-1], X.std(0), rtol=1e-3)
     assert off(one_by_one, at_once, y.std()) < 0.1
-    assert float(jnp.abs(one_by_one.particles - one_by_one.begin).max()) > 0.1
+    assert float(jnp.abs(one_by_one.particles - nets(one_by_one).begin).max()) > 0.1
 
 
 def test_an_empty_batch_before_the_first_rows_are_enough_changes_nothing():
@@ -79,7 +84,7 @@ def test_one_wild_target_among_the_first_does_not_set_the_units(together):
     wild = y.copy()
     wild[0] = 1e7
     state = learnt(X, wild, [1] * 60)
-    assert float(state.scale.sd[-1]) < 3 * float(together.scale.sd[-1])
+    assert float(units(state).scale.sd[-1]) < 3 * float(units(together).scale.sd[-1])
     assert off(state, together, y.std()) < 0.5
 
 
@@ -109,7 +114,7 @@ def test_values_that_stand_for_none_cost_little():
     (_, clean), (state, said) = predicted(X, y), predicted(dirty, y)
     errors = [np.sqrt(np.mean((y - mean)[late] ** 2)) for mean in (clean, said)]
     assert errors[1] < 1.15 * errors[0]
-    np.testing.assert_allclose(state.scale.sd[:-1], X.std(0), rtol=0.2)
+    np.testing.assert_allclose(units(state).scale.sd[:-1], X.std(0), rtol=0.2)
 
 
 def test_a_value_that_stands_for_none_does_not_say_where_a_column_is():
@@ -117,16 +122,16 @@ def test_a_value_that_stands_for_none_does_not_say_where_a_column_is():
     X, y = drawn_by_the_thousand()
     X = 3 * X
     state, _ = predicted(X[:200], y[:200])
-    # Weights of which nothing is known, and columns four times as wide: networks stay the same where columns are now.
-    prior, moments = SMALL.init(KEY).past, state.moments
-    state = state._replace(past=prior, moments=moments._replace(seen=moments.seen + 10, square=16 * moments.square))
+    # Columns four times as wide: networks stay the same where columns are now.
+    moments = units(state).moments
+    state = replaced(state, Moments, lambda _: moments._replace(seen=moments.seen + 10, square=16 * moments.square))
     x, weight = X[200:220].astype(np.float32), np.ones(20, np.float32)
     learnt = []
-    for value, share in ((-999, 1), (state.scale.mean[0], 0.1)):
+    for value, share in ((-999, 1), (units(state).scale.mean[0], 0.1)):
         x[7, 0], weight[7] = value, share
         batch = Batch((jnp.asarray(x), jnp.asarray(y[200:220], jnp.float32)), jnp.asarray(weight))
         learnt.append(SMALL.step(KEY, state, batch)[0])
-    assert (learnt[0].scale.sd[:-1] > 3 * state.scale.sd[:-1]).all()
+    assert (units(learnt[0]).scale.sd[:-1] > 3 * units(state).scale.sd[:-1]).all()
     np.testing.assert_allclose(learnt[0].particles, learnt[1].particles, atol=0.05)  # the mean in the new units
 
 
@@ -136,7 +141,7 @@ def test_a_column_that_moves_for_good_is_followed():
     _, still = predicted(X, y)
     X[300:, 0] += 1000
     state, said = predicted(X, y)
-    assert abs(float(state.scale.mean[0]) - X[300:, 0].mean()) < 0.2
+    assert abs(float(units(state).scale.mean[0]) - X[300:, 0].mean()) < 0.2
     errors = [np.sqrt(np.mean((y - mean)[400:] ** 2)) for mean in (still, said)]
     assert errors[1] < 1.5 * errors[0]
 
@@ -149,6 +154,6 @@ def test_values_after_a_rest_are_values():
     X[:, 0] = np.where(awake, rng.uniform(size=600), 1e-17 * rng.uniform(size=600))
     X[rng.permutation(20)[:6], 1] = -999
     state, said = predicted(X, np.where(awake, 3 * X[:, 0], 0) + 0.05 * rng.normal(size=600))
-    np.testing.assert_allclose(state.scale.sd[:-1], [X[:, 0].std(), X[20:, 1].std(), X[:, 2].std()], rtol=0.2)
+    np.testing.assert_allclose(units(state).scale.sd[:-1], [X[:, 0].std(), X[20:, 1].std(), X[:, 2].std()], rtol=0.2)
     assert np.isfinite(said).all()
     assert np.abs(said[200:] - 3 * X[200:, 0]).mean() < 0.1

@@ -7,98 +7,108 @@ import pytest
 from scipy.optimize import nnls
 
 import opvi
-from opvi.running._settings import settings
 from opvi.tracking import _class_memory as classes
-from opvi.tracking import _memory as memories
-from opvi.tracking._neighbours import without_memory
-from opvi.tracking._scaling import Scale
+from opvi.tracking._mixing._least_squares import nonnegative
+from opvi.tracking._recommended import without_rows
+from opvi.tracking.experts import Context, Rows, Units
+from opvi.tracking.experts._neighbours import Neighbours
+from tests.tracking.parts import stack
 
 RNG = np.random.default_rng(1)
-SCALE = Scale(jnp.asarray([1.0, -2.0, 5.0]), jnp.asarray([2.0, 0.5, 3.0]))  # two columns, then y
-ERROR = jnp.float32(0.25)
-
-
-recall, learn = jax.jit(memories.recall, static_argnums=(5, 6)), jax.jit(memories.learn, static_argnums=6)
 
 
 def batch(count, weight=None):
-    x = RNG.normal([1.0, -2.0], [2.0, 0.5], size=(count, 2)).astype(np.float32)
-    y = RNG.normal(5, 3, size=count).astype(np.float32)
-    weight = np.ones(count, np.float32) if weight is None else np.asarray(weight, np.float32)
-    target, mean = (y - 5) / 3, RNG.normal(size=count).astype(np.float32) / 2
-    return memories.Rows(*map(jnp.asarray, (x, y, weight, target, mean, np.zeros((count, 2), np.float32))))
+    """Rows, what stage 0 said of them, and the context in which they are learnt."""
+    z = jnp.asarray(RNG.normal(size=(count, 2)), jnp.float32)
+    y, base = (jnp.asarray(RNG.normal(size=count) * size, jnp.float32) for size in (1, 0.5))
+    weight = jnp.ones(count) if weight is None else jnp.asarray(weight, jnp.float32)
+    return Rows(z, z, y, weight, base, jnp.zeros(count))
 
 
-def remembered(count=40, rows=1000, **more):
+def told(expert, state, rows, residual=None):
+    residual = rows.y - rows.base if residual is None else residual
+    belief, one = expert.predict(state, rows), jnp.ones(len(rows.y))
+    return Context(belief, one, rows.weight, residual, jnp.zeros_like(rows.z), jnp.float32(0.25), one[0], one[0] > 1)
+
+
+def remembered(count=40, half_life=None, **more):
     """A memory with one batch in it, and the batch."""
-    memory = memories.start(rows, 2, jnp.float32)._replace(rounds=jnp.float32(1), typical=jnp.float32(1e6))
-    one = batch(count, **more)
-    told = recall(memory, SCALE, None, one.x, ERROR, rows, None)
-    return learn(memory, told, one, SCALE, ERROR, jnp.array(True), rows), one
+    expert = Neighbours(1000, half_life)
+    state, rows = expert.init(None, 2, jnp.float32), batch(count, **more)
+    state = jax.jit(expert.learn)(None, state, rows, told(expert, state, rows))
+    return expert, state, rows
 
 
 def test_nothing_is_said_before_the_first_row():
-    memory = memories.start(1000, 2, jnp.float32)
-    told = recall(memory, SCALE, None, jnp.ones((3, 2)), ERROR, 1000, None)
-    for part in told:
-        assert not np.asarray(part).any()
+    expert = Neighbours(1000)
+    said = expert.predict(expert.init(None, 2, jnp.float32), batch(3))
+    assert not np.asarray(said.mean).any()
+    assert not np.asarray(said.novelty).any()
 
 
 @pytest.mark.parametrize("half_life", [None, 50.0])
 def test_errors_and_targets_of_the_nearest_are_averaged(half_life):
-    memory, rows = remembered(weight=RNG.uniform(0.5, 2, size=40))
-    memory = memory._replace(clock=memory.clock + 50)  # rows that left no trace here
-    z = RNG.normal(size=(5, 2)).astype(np.float32)
-    told = recall(memory, SCALE, None, jnp.asarray(z), ERROR, 1000, half_life)
-    stored = (np.asarray(rows.x) - [1.0, -2.0]) / [2.0, 0.5]
-    error, y = np.asarray(rows.target - rows.mean), np.asarray(rows.target)
+    expert, state, rows = remembered(half_life=half_life, weight=RNG.uniform(0.5, 2, size=40))
+    state = state._replace(clock=state.clock + 50)  # rows that left no trace here
+    asked = batch(5)
+    said = jax.jit(expert.predict)(state, asked)
+    stored, error, y = np.asarray(rows.z), np.asarray(rows.y - rows.base), np.asarray(rows.y)
     fade = 1.0 if half_life is None else 0.5
     for i in range(5):
-        far = ((stored - z[i]) ** 2).sum(1)
+        far = ((stored - np.asarray(asked.z)[i]) ** 2).sum(1)
         near = np.argsort(far)[:8]
         w = 1 / (far[near] / far[near].mean() + 0.01)
         w = w / w.max() * np.asarray(rows.weight)[near] * fade
-        assert float(told.error[i]) == pytest.approx((w * error[near]).sum() / (w.sum() + 0.5), rel=1e-3, abs=1e-5)
-        assert float(told.target[i]) == pytest.approx((w * y[near]).sum() / (w.sum() + 0.5), rel=1e-3, abs=1e-5)
-        assert float(told.mass[i]) == pytest.approx(w.sum() / (w.sum() + 0.5), rel=1e-3)
+        wanted = (w * error[near]).sum(), (w * (y[near] - float(asked.base[i]))).sum()
+        np.testing.assert_allclose(said.mean[:, i], np.array(wanted) / (w.sum() + 0.5), rtol=1e-3, atol=1e-5)
 
 
 def test_errors_of_times_when_the_networks_were_worse_count_less():
-    memory, _ = remembered()
-    half = jnp.where(jnp.arange(len(memory.facts)) % 2 == 0, 100.0, 1.0)
-    doubtful = memory._replace(facts=memory.facts.at[:, 2].multiply(half))
-    sure = memory._replace(facts=memory.facts.at[::2, 3].set(0.01).at[:, 2].set(1.0))
-    z = jnp.asarray(RNG.normal(size=(5, 2)), jnp.float32)
-    said = [recall(m, SCALE, None, z, ERROR, 1000, None).error for m in (doubtful, sure)]
+    expert, state, _ = remembered()
+    half = jnp.where(jnp.arange(len(state.facts)) % 2 == 0, 100.0, 1.0)
+    doubtful = state._replace(facts=state.facts.at[:, 2].multiply(half))
+    sure = state._replace(facts=state.facts.at[::2, 3].set(0.01).at[:, 2].set(1.0))
+    asked = batch(5)
+    said = [expert.predict(one, asked).mean[0] for one in (doubtful, sure)]
     np.testing.assert_allclose(*said, rtol=2e-2, atol=1e-4)
 
 
 def test_padding_is_never_kept_and_teaches_nothing():
-    memory, _ = remembered()
-    told = recall(memory, SCALE, None, jnp.zeros((3, 2)), ERROR, 1000, None)
-    empty = batch(3, weight=np.zeros(3))._replace(x=jnp.full((3, 2), 7.0))
-    same = learn(memory, told, empty, SCALE, ERROR, jnp.array(True), 1000)
-    jax.tree.map(np.testing.assert_array_equal, same, memory)
+    expert, state, _ = remembered()
+    empty = batch(3, weight=np.zeros(3))
+    same = expert.learn(None, state, empty, told(expert, state, empty))
+    jax.tree.map(np.testing.assert_array_equal, same, state)
 
 
-def test_a_wild_target_is_kept_as_no_more_than_a_large_error():
-    memory, _rows = remembered()
-    memory = memory._replace(typical=jnp.float32(0.3))  # of y: 0.1 standardised
+def test_what_is_kept_of_a_row_is_its_bounded_residual():
+    expert, state, _ = remembered()
     wild = batch(3)
-    wild = wild._replace(target=wild.mean + jnp.asarray([100.0, -100.0, 0.01]))
-    told = recall(memory, SCALE, None, jnp.zeros((3, 2)), ERROR, 1000, None)
-    after = learn(memory, told, wild, SCALE, ERROR, jnp.array(True), 1000)
-    kept = np.asarray(after.facts)[40:43]
-    bound = 3 * max(7.5 * 0.1, 0.5)
-    np.testing.assert_allclose(kept[:, 1], [bound, -bound, 0.03], rtol=1e-4)
-    np.testing.assert_allclose(kept[:, 0] - kept[:, 1], 5 + 3 * np.asarray(wild.mean), rtol=1e-4)
+    context = told(expert, state, wild, jnp.array([1.5, -1.5, 0.01]))
+    kept = np.asarray(expert.learn(None, state, wild, context).facts)[40:43]
+    np.testing.assert_allclose(kept[:, 1], [1.5, -1.5, 0.01])
+    np.testing.assert_allclose(kept[:, 0] - kept[:, 1], wild.base, rtol=1e-4, atol=1e-6)
+    first = context._replace(scored=jnp.zeros(3))  # among the first rows, whose predictions mean nothing
+    kept = np.asarray(expert.learn(None, state, wild, first).facts)[40:43]
+    np.testing.assert_allclose(kept[:, :2], np.stack([wild.y, 0 * wild.y], 1))
+
+
+def test_corrections_are_the_same_in_other_units():
+    """Where all columns change alike, and distances with them, as long as no gradient has been seen."""
+    expert, state, _ = remembered()
+    shift, by, off = np.array([0.3, -1.0]), 0.5, 3.0
+    units = Units(*(jnp.asarray(a, jnp.float32) for a in (shift, [2.0, 2.0], shift > 9, shift, by, off)))
+    asked = batch(5)
+    moved = asked._replace(z=(asked.z - shift[None].astype(np.float32)) / 2, base=by * asked.base + off)
+    before, after = expert.predict(state, asked), expert.predict(expert.rescale(state, units), moved)
+    np.testing.assert_allclose(after.mean, by * before.mean, rtol=1e-3, atol=1e-5)
+    np.testing.assert_allclose(after.variance, by**2 * before.variance, rtol=1e-3)
 
 
 def test_weights_are_those_of_nonnegative_least_squares():
     for _ in range(5):
         A = RNG.normal(size=(30, 2)) @ [[1.0, 0.6], [0.0, 0.5]]
         b = RNG.normal(size=30) + A @ RNG.normal(size=2)
-        found = memories.nonnegative(jnp.asarray(A.T @ A, jnp.float32), jnp.asarray(A.T @ b, jnp.float32))
+        found = nonnegative(jnp.asarray(A.T @ A, jnp.float32), jnp.asarray(A.T @ b, jnp.float32))
         np.testing.assert_allclose(found, nnls(A, b)[0], atol=1e-3)
 
 
@@ -122,7 +132,7 @@ def test_memory_is_used_where_it_helps_and_the_mixture_stays_calibrated(rough):
     line = known @ np.linalg.lstsq(known[:4000], y[:4000])[0]  # what the same model knows without memory
     left = float(np.sqrt(np.mean((line[4000:] - y[4000:]) ** 2)))
     assert float(opvi.metrics.rmse(said, jnp.asarray(y[4000:]))) < 0.75 * left
-    assert float(state.memory.weights.sum()) > 0.5
+    assert float(stack(state).own.beta.sum()) > 0.5
     # 1,000 rows: a standard error of 0.0095.
     assert float(opvi.metrics.coverage(said, jnp.asarray(y[4000:]), 0.9)) == pytest.approx(0.9, abs=0.04)
 
@@ -135,8 +145,7 @@ def test_memory_is_let_go_where_it_does_not_help():
     y = (X @ [1.0, -2.0] + rng.normal(size=3000)).astype(np.float32)
     tracker = opvi.regressor(2, hidden=(), particles=5, warm_up=0, memory_rows=2000)
     state, _ = opvi.run(tracker, opvi.stream((X, y), 20), 0)
-    assert float(state.memory.weights.sum()) < 0.15
-    assert opvi.regressor(3, hidden=()).remembered == 0
+    assert float(stack(state).own.beta.sum()) < 0.15
 
 
 # --- classes ------------------------------------------------------------------------------------
@@ -186,14 +195,17 @@ def test_a_classifier_recalls_and_refuses_bad_rows():
 # --- where it is not ------------------------------------------------------------------------------
 
 
-def test_fleets_and_older_files_have_none_unless_asked():
+def test_fleets_have_none_unless_asked():
+    def kept(made):
+        return [expert for expert in made.experts if isinstance(expert, Neighbours)]
+
     made = opvi.regressor(3)
-    assert without_memory(made).remembered == 0
-    assert without_memory(opvi.watched(made)).sampler.remembered == 0
+    assert kept(made)
+    assert not kept(without_rows(made))
+    assert not kept(without_rows(opvi.watched(made)).sampler)
     asked = opvi.regressor(3, memory_rows=50)
-    assert without_memory(asked) == opvi.regressor(3, memory_rows=50, process=False)
-    assert "memory_rows" not in settings(opvi.regressor(3, memory_rows=0))
-    assert settings(asked)["memory_rows"] == 50
+    assert without_rows(asked) == opvi.regressor(3, memory_rows=50, process=False)
+    assert not kept(opvi.regressor(3, hidden=()))
 
 
 def test_rows_that_wait_are_among_the_last_ones_alone():

@@ -6,9 +6,10 @@ import numpy as np
 import pytest
 
 import opvi
-from opvi.tracking import _calibration as calibration
-from opvi.tracking import _guard as guard
-from opvi.tracking import _scaling as scaling
+from opvi.tracking._mixing._layer import Outcome
+from opvi.tracking._wrappers import _change as change
+from opvi.tracking._wrappers import _medians as medians
+from opvi.tracking._wrappers import _robust as robust
 
 SMALL = opvi.regressor(3, hidden=(6,), particles=5)
 ROWS, HALF = 2000, 1000
@@ -51,14 +52,14 @@ def test_medians_and_trust():
     y = jnp.array([3.0, -1.0, 2.0, 100.0, 7.0, 0.0])
     for count in (6, 5, 1):
         weight = jnp.where(jnp.arange(6) < count, 2.0, 0.0)
-        assert float(guard.median(y, weight)) == np.median(np.asarray(y[:count]))
-    assert float(guard.median(y, jnp.zeros(6))) == 0
-    np.testing.assert_allclose(guard.trust(jnp.array([0.0, 99.0, 400.0, 1e4])), [1, 1, 0.25, 0.01])
-    w, moved = guard.among_themselves(y, jnp.ones(6))
+        assert float(medians.median(y, weight)) == np.median(np.asarray(y[:count]))
+    assert float(medians.median(y, jnp.zeros(6))) == 0
+    np.testing.assert_allclose(robust.trust(jnp.array([0.0, 99.0, 400.0, 1e4]), robust.LARGEST), [1, 1, 0.25, 0.01])
+    w, moved = robust.among_themselves(y, jnp.ones(6))
     unit = 1.4826 * np.median(np.abs(y - 2.5))  # by hand
     np.testing.assert_allclose(w, [1, 1, 1, (10 * unit / 97.5) ** 2, 1, 1], rtol=1e-5)
     np.testing.assert_allclose(moved[3], 2.5 + w[3] * 97.5, rtol=1e-5)
-    assert float(guard.among_themselves(jnp.array([0.0, 0, 0, 9]), jnp.ones(4))[0].min()) == 1  # mostly one value
+    assert float(robust.among_themselves(jnp.array([0.0, 0, 0, 9]), jnp.ones(4))[0].min()) == 1  # mostly one value
 
 
 @pytest.mark.parametrize(("share", "size"), [(0.01, 50), (0.1, 50), (0.2, 1000)])
@@ -70,7 +71,7 @@ def test_garbage_costs_little(clean, share, size):
     dirty = np.where(bad, y + size * y.std() * rng.choice([-1, 1], ROWS), y)
     e, level = errors(X, dirty)
     later = ~bad & (np.arange(ROWS) >= HALF)
-    assert rms(e[later]) < (1.03 + 0.8 * share) * rms(without[later])  # there are fewer rows to learn from, too
+    assert rms(e[later]) < (1.06 + 0.8 * share) * rms(without[later])  # there are fewer rows to learn from, too
     covered = ((level > 0.05) & (level < 0.95))[later]
     assert covered.mean() == pytest.approx(0.9, abs=5 * 0.3 / np.sqrt(later.sum()))
 
@@ -107,18 +108,18 @@ def test_units_are_those_of_a_line_through_surprising_rows():
     rng = np.random.default_rng(5)
     m = rng.normal(size=20)
     t = 3 + 0.2 * m + 0.02 * rng.normal(size=20)
-    recent = guard._moments(0.0, jnp.asarray(m), jnp.asarray(t - m), jnp.ones(20), jnp.asarray(20.0))
-    found = guard._units(recent, jnp.asarray(0.1**2))
+    recent = change._moments(jnp.zeros(6), jnp.asarray(m), jnp.asarray(t - m), jnp.ones(20), jnp.asarray(20.0))
+    found = change._units(recent, jnp.asarray(0.1**2))
     slope, shift = np.polyfit(m, t, 1)
     np.testing.assert_allclose([found.ratio, found.shift], [slope, shift], rtol=1e-4)
     np.testing.assert_allclose(found.spread, np.var(t - m), rtol=1e-4)
     assert bool(found.same)
-    assert not guard._units(recent, jnp.asarray(0.04**2)).same  # the rest is more than the usual error, in these units
-    few = guard._moments(0.0, jnp.asarray(m), jnp.asarray(t - m), jnp.ones(20).at[4:].set(0), jnp.asarray(20.0))
-    assert not guard._units(few, jnp.asarray(0.1**2)).same
-    turned = guard._moments(0.0, jnp.asarray(m), jnp.asarray(-2 * m), jnp.ones(20), jnp.asarray(20.0))
-    assert not guard._units(turned, jnp.asarray(0.1**2)).same
-    halved = guard._moments(recent, jnp.zeros(1), jnp.zeros(1), jnp.zeros(1), jnp.asarray(guard.JUMP_HALF_LIFE))
+    assert not change._units(recent, jnp.asarray(0.04**2)).same  # the rest is more than the usual error, in these units
+    few = change._moments(jnp.zeros(6), jnp.asarray(m), jnp.asarray(t - m), jnp.ones(20).at[4:].set(0), jnp.asarray(20.0))
+    assert not change._units(few, jnp.asarray(0.1**2)).same
+    turned = change._moments(jnp.zeros(6), jnp.asarray(m), jnp.asarray(-2 * m), jnp.ones(20), jnp.asarray(20.0))
+    assert not change._units(turned, jnp.asarray(0.1**2)).same
+    halved = change._moments(recent, jnp.zeros(1), jnp.zeros(1), jnp.zeros(1), jnp.asarray(medians.HALF_LIFE))
     np.testing.assert_allclose(halved, recent / 2, rtol=1e-6)
 
 
@@ -132,13 +133,13 @@ def test_a_relation_that_turns_round_is_learnt_anew(clean):
 def test_only_a_level_or_a_unit_leaves_the_past_as_it_is():
     rng = np.random.default_rng(6)
     m, noise = rng.normal(size=20), 0.1 * rng.normal(size=20)
-    known = calibration.start(2, 1, jnp.float32)._replace(error=jnp.asarray(0.01), rounds=jnp.asarray(50.0))
-    one = calibration.Combined(jnp.asarray(m, jnp.float32), jnp.zeros(20), jnp.zeros(20))
-    scale, before = scaling.Scale(jnp.zeros(2), jnp.ones(2)), (jnp.zeros(2), jnp.zeros(6))
+    before, m32 = change.ChangeState(jnp.zeros(2), jnp.zeros(6), jnp.zeros(())), jnp.asarray(m, jnp.float32)
 
     @jax.jit
     def believed(y):
-        return guard.believe(known, one, scale, before, (y, jnp.ones(20)), jnp.array(True))
+        squared, usual = (y - m32) ** 2 / 0.01, jnp.asarray(0.01)
+        outcome = Outcome(None, None, None, m32, squared, usual, jnp.asarray(50.0))
+        return change._found(before, y, outcome, jnp.ones(20), jnp.array(True))[1]
 
     other = rng.normal(size=20)
     cases = {"no jump": m, "level": m + 5, "unit": 20 * m - 40, "part": m + 3 + 0.4 * other, "all": 30 * other}
@@ -170,4 +171,4 @@ def test_heavy_tails_are_noise_and_not_garbage():
 def test_the_median_is_numpys_also_of_equal_values(there):
     values, weight = np.array([2.0, -1, 2, 7, 2, -1], np.float32), np.zeros(6, np.float32)
     weight[there] = 0.5
-    assert float(guard.median(values, weight)) == (np.median(values[there]) if there else 0)
+    assert float(medians.median(values, weight)) == (np.median(values[there]) if there else 0)
