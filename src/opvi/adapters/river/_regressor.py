@@ -12,7 +12,7 @@ from opvi.predictive import Predictive, StudentT
 from opvi.running._origin import origin_of
 from opvi.tracking import regressor
 from opvi.tracking._recommended import widened_regressor
-from opvi.tracking.experts._usual import EARLY_ROWS
+from opvi.tracking.experts._usual import BUDGET, EARLY_ROWS
 from opvi.types import LARGEST_VALUE, Array, Sampler, State, Tree
 
 
@@ -62,7 +62,7 @@ class Regressor(OnlineModel, base.MiniBatchRegressor):
     def __init__(
         self,
         hidden: tuple[int, ...] = (30,),
-        n_particles: int = 8,
+        n_particles: int = 6,
         half_life: float | None = None,
         warm_up: int = EARLY_ROWS,
         buffer: int = 20,
@@ -83,6 +83,7 @@ class Regressor(OnlineModel, base.MiniBatchRegressor):
             half_life=self.half_life,
             warm_up=self.warm_up,
             memory_rows=self.neighbour_rows,
+            budget=BUDGET,  # the same for any number of columns: they come one by one
         )
 
     def _widened(self, state: Tree, fresh: Tree) -> State:

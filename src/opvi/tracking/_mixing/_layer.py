@@ -14,7 +14,9 @@ class Forecast(NamedTuple):
     one: Tree  # the head's own form of a prediction
     base: Array  # [B]: what stage 0 says
     beliefs: tuple[Tree, ...]  # what every expert says
-    weights: Array  # [K, B]: of the experts of stage 0
+    mean: Array  # [K, B]: of the experts of stage 0, bounded
+    near: Array  # [K, B]: their weights, as if no row were far outside
+    weights: Array  # [K, B]: and their weights
     terms: Array  # [B, T]: the corrections
     features: Array  # [B, k]: what the size of errors may depend on
     far: Array  # [B]: how far outside of what was seen, from 0 to 1

@@ -222,8 +222,10 @@ def surprised(known: NumbersState, squared: Scalar) -> NumbersState:
     return known._replace(error=jnp.maximum(known.error, squared), rounds=jnp.minimum(known.rounds, 1))
 
 
-def widen(known: NumbersState, fresh: NumbersState) -> NumbersState:
-    """Return the same with more features, after those there were."""
+def widen(known: NumbersState, fresh: NumbersState, same: bool) -> NumbersState:
+    """Return the same with more features after those there were; if these are not the `same`, their part is fresh."""
+    if not same:
+        return known._replace(shape=fresh.shape, shape_covariance=fresh.shape_covariance, shape_mean=fresh.shape_mean)
     some = np.s_[: len(known.shape)]
     covariance = placed(fresh.shape_covariance, (some, some), known.shape_covariance)
     return known._replace(shape=placed(fresh.shape, some, known.shape), shape_covariance=covariance)

@@ -7,7 +7,8 @@ $$w(x) = \arg\min_{w \in \Delta} w^\top \big(E + \rho \operatorname{diag}(v_k(x)
 
 where $e_i$ are the experts' errors of row i before they learnt it. Stage 1 corrects by
 $\hat y = \bar f + \beta^\top u$, with $\beta \ge 0$ by least squares of the residuals. Far outside of what was seen, a
-second pair of weights counts, which is learnt from such rows alone and begins at those of near rows.
+second pair of weights counts, which is learnt from such rows alone and begins at those of near rows; and how far the
+experts for such rows may leave the others grows with what has proved right.
 """
 
 import math
@@ -24,7 +25,7 @@ from opvi._factors import diagonal
 from opvi.tracking._placed import placed
 from opvi.tracking.experts._expert import Belief, Context, Rows, Units
 from opvi.tracking._mixing import _numbers as numbers
-from opvi.tracking._mixing._layer import Forecast, Lesson, Outcome, Report
+from opvi.tracking._mixing._layer import Forecast, Lesson, Nested, Outcome, Report
 from opvi.tracking._mixing._least_squares import nonnegative, simplex
 from opvi.tracking._mixing._members import USUAL_ROWS
 from opvi.tracking._mixing._running import ONE_ROUND
@@ -37,6 +38,8 @@ LARGEST = 20.0  # times the usual error: what a row may say; with 5, rows far ou
 LARGEST_VARIANCE = 1e5  # in usual squared errors
 FAR_MEMORY = 0.995  # of errors there, for 20 rows: such rows are few
 FAR_RIDGE = 5.0  # usual squared errors, that pull those weights towards the others
+LEAP = 2.0  # times as far from the other experts as has proved right, those for far rows may go
+FIRST_LEAP = 10.0  # usual errors; and so much farther
 CORRECTION_MEMORY = 0.99  # of the regression of the residuals, for 20 rows
 EARLY_MEMORY = 0.25  # at first it reaches back over this share of the stream
 CORRECTION_RIDGE = 10.0  # of that regression: squared terms, in usual squared errors
@@ -58,6 +61,7 @@ class StackingState(NamedTuple):
     moments: Array  # [T]: of corrections and residuals
     beta: Array  # [T]
     typical: Scalar  # running median of absolute residuals
+    reach: Scalar  # how far from the others an expert for far rows has been right
     rounds: Scalar  # of 20 rows
 
 
@@ -100,7 +104,7 @@ class Stack(Unforked):
         more = 2 * sum(belief.novelty is not None for belief in said)
         K, L = self.usual, len(self.predicting)
         zeros = partial(jnp.zeros, dtype=dtype)
-        own = StackingState(zeros((K, K)), zeros((L, L)), zeros((terms, terms)), *[zeros(terms)] * 2, *[zeros(())] * 2)
+        own = StackingState(zeros((K, K)), zeros((L, L)), zeros((terms, terms)), *[zeros(terms)] * 2, *[zeros(())] * 3)
         return StackState(own, numbers.start(columns + more, dtype), states)
 
     def predict(self, state: StackState, rows: Rows) -> Forecast:
@@ -108,7 +112,8 @@ class Stack(Unforked):
         own, error = state.own, state.head.error
         said: dict[int, Belief] = {i: self.experts[i].predict(state.experts[i], rows) for i in self.predicting}
         first = [said[i] for i in self.predicting]
-        mean, weights = jnp.stack([b.mean for b in first]), _weights(own, first, self.usual, error, rows.far)
+        weights, near = _weights(own, first, self.usual, error, rows.far)
+        mean = _bounded(own, jnp.stack([b.mean for b in first]), near, self.usual, error)
         base = (weights * mean).sum(0)
         variance = jnp.stack([b.variance for b in first])
         spread = (weights * (variance + (mean - base[None]) ** 2)).sum(0)
@@ -121,7 +126,7 @@ class Stack(Unforked):
         novelty = next((b.novelty for b in last if b.novelty is not None), jnp.zeros_like(base))
         one = numbers.describe(state.head, base + terms @ own.beta, spread, features)
         beliefs = tuple(said[i] for i in range(len(self.experts)))
-        return Forecast(one, base, beliefs, weights, terms, features, rows.far, novelty)
+        return Forecast(one, base, beliefs, mean, near, weights, terms, features, rows.far, novelty)
 
     def score(self, state: StackState, forecast: Forecast, y: Array) -> Outcome:
         """Return how a forecast did."""
@@ -164,7 +169,8 @@ class Stack(Unforked):
 
     def rescale(self, state: StackState, units: Units) -> StackState:
         """Return the same knowledge in new units."""
-        own = state.own._replace(typical=state.own.typical * units.output_ratio)
+        by = units.output_ratio
+        own = state.own._replace(typical=state.own.typical * by, reach=state.own.reach * by)
         experts = tuple(e.rescale(s, units) for e, s in zip(self.experts, state.experts, strict=True))
         return StackState(own, numbers.rescale(state.head, units.output_ratio), experts)
 
@@ -175,23 +181,34 @@ class Stack(Unforked):
         return StackState(state.own, head, experts)
 
     def widen(self, state: StackState, fresh: StackState) -> StackState:
-        """Return the state with more columns."""
-        experts = tuple(e.widen(*s) for e, *s in zip(self.experts, state.experts, fresh.experts, strict=True))
-        terms = np.s_[: len(state.own.beta)]  # the corrections of a column follow those of all others
-        own = state.own._replace(
-            squares=placed(fresh.own.squares, (terms, terms), state.own.squares),
-            moments=placed(fresh.own.moments, terms, state.own.moments),
-            beta=placed(fresh.own.beta, terms, state.own.beta),
-        )
-        return StackState(own, numbers.widen(state.head, fresh.head), experts)
+        """Return the state with more columns, and without the experts that are not for so many."""
+        known = {_kind(inner): inner for inner in state.experts}
+        pairs = zip(self.experts, fresh.experts, strict=True)
+        experts = tuple(e.widen(known[_kind(new)], new) if _kind(new) in known else new for e, new in pairs)
+        own = [_corner(new, old) for new, old in zip(fresh.own, state.own, strict=True)]
+        same = {_kind(inner) for inner in fresh.experts} == set(known)
+        return StackState(StackingState(*own), numbers.widen(state.head, fresh.head, same), experts)
+
+
+def _kind(inner: Tree) -> type:
+    """Return what an expert's state is of, whatever is wrapped around it."""
+    return _kind(inner.inner) if isinstance(inner, Nested) else type(inner)
+
+
+def _corner(into: Array, what: Array) -> Array:
+    """Return an array with the first of its values replaced by those of another; experts that remain come first."""
+    if not into.ndim:
+        return what
+    some = tuple(slice(min(a, b)) for a, b in zip(into.shape, what.shape, strict=True))
+    return placed(into, some, what[some])
 
 
 def _members(belief: Belief) -> int:
     return belief.mean.shape[0] if belief.mean.ndim == 2 else 1
 
 
-def _weights(own: StackingState, said: list[Belief], usual: int, error: Scalar, far: Array) -> Array:
-    """Return the weights of stage 0, `[K, B]`."""
+def _weights(own: StackingState, said: list[Belief], usual: int, error: Scalar, far: Array) -> tuple[Array, Array]:
+    """Return the weights of stage 0, `[K, B]`, and those without the experts for far rows."""
     noises = [error if b.noise is None else b.noise for b in said]
     variance = jnp.stack([b.variance + noise for b, noise in zip(said, noises, strict=True)], 1)  # [B, K]
     ridge = RIDGE * (jnp.clip(variance / error, 0, LARGEST_VARIANCE) + 0.01)
@@ -199,10 +216,17 @@ def _weights(own: StackingState, said: list[Belief], usual: int, error: Scalar, 
     near = simplex(E, jnp.zeros_like(ridge[:, :usual]))
     near = jnp.pad(near, ((0, 0), (0, len(said) - usual)))
     if len(said) == usual:
-        return near.T
+        return near.T, near.T
     pulled = own.far[None] + FAR_RIDGE * np.eye(len(said), dtype=ridge.dtype)[None]
     outside = simplex(jnp.broadcast_to(pulled, (len(near), *own.far.shape)), FAR_RIDGE * near)
-    return ((1 - far)[:, None] * near + far[:, None] * outside).T
+    return ((1 - far)[:, None] * near + far[:, None] * outside).T, near.T
+
+
+def _bounded(own: StackingState, mean: Array, near: Array, usual: int, error: Scalar) -> Array:
+    """Return what experts say `[K, B]`; those for far rows leave the others no farther than evidence reaches."""
+    centre, bound = (near * mean).sum(0)[None], LEAP * own.reach + FIRST_LEAP * jnp.sqrt(error)
+    outside = centre + jnp.clip(mean[usual:] - centre, -bound, bound)
+    return jnp.concatenate([mean[:usual], outside])
 
 
 def _learn_weights(
@@ -211,7 +235,7 @@ def _learn_weights(
     """Return what is known of the experts after some rows."""
     rows, size = weight.sum(), jnp.sqrt(error)
     share = rows / USUAL_ROWS
-    mean = jnp.stack([forecast.beliefs[i].mean for i in stack.predicting])
+    mean = forecast.mean
     e = jnp.clip((mean - y[None]) / size, -LARGEST, LARGEST)
     near, far = e[: stack.usual], forecast.far * weight
     products = MEMORY**share * own.products + (near * (weight - far)[None]) @ near.T
@@ -226,6 +250,7 @@ def _learn_weights(
         moments=moments,
         beta=_corrections(stack, forecast, squares + CORRECTION_RIDGE * jnp.eye(len(moments), dtype=y.dtype), moments),
         typical=_typical(own, residual, weight, share),
+        reach=_reach(stack, own, forecast, y, weight),
         rounds=own.rounds + share,
     )
     good = (rows > 0) & jnp.isfinite(sum(leaf.sum() for leaf in new))
@@ -255,6 +280,16 @@ def _corrections(stack: Stack, forecast: Forecast, A: Array, b: Array) -> Array:
     most = [LARGEST_SHARE if len(here) <= SEVERAL else LARGEST_SEVERAL for here in slices]
     bounded = [p * jnp.minimum(1, m / jnp.maximum(p.sum(), 1e-30)) for p, m in zip(parts, most, strict=True)]
     return jnp.concatenate(bounded) @ pick
+
+
+def _reach(stack: Stack, own: StackingState, forecast: Forecast, y: Array, weight: Array) -> Scalar:
+    """Return how far from the others experts for far rows have been right: twice as near to y as their distance."""
+    apart = jnp.abs(forecast.mean - (forecast.near * forecast.mean).sum(0)[None])[stack.usual :]
+    error = jnp.abs(forecast.mean - y[None])[stack.usual :]
+    told = (weight * forecast.far > 0)[None]
+    right = jnp.where(told & (error < apart / 2), apart, 0).max(initial=0)
+    wrong = jnp.where(told & (error > apart), apart, 0).max(initial=0)
+    return jnp.where(wrong > own.reach, own.reach / 2, jnp.maximum(own.reach, right))
 
 
 def _typical(own: StackingState, residual: Array, weight: Array, share: Scalar) -> Scalar:

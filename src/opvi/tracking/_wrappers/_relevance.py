@@ -81,8 +81,10 @@ class Relevance(BaseExpert):
         inner = self.expert.forget(self.expert.rescale(state.inner, awake), keep)
         return Nested(_start(len(factor), factor.dtype), inner)
 
-    def widen(self, state: Nested, fresh: Nested) -> Nested:
-        """Return the state with more columns, which count fully."""
+    def widen(self, state: Any, fresh: Nested) -> Nested:
+        """Return the state with more columns, which count fully; narrow tables may have had no relevance."""
+        if not isinstance(state, Nested):
+            return Nested(fresh.own, self.expert.widen(state, fresh.inner))
         some = np.s_[: len(state.own.factor)]
         parts = zip(state.own, fresh.own, strict=True)
         own = Gates(*(placed(new, some, old) if new.ndim else old for old, new in parts))

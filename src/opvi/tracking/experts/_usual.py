@@ -31,7 +31,8 @@ class Size(NamedTuple):
     budget: float  # bytes for all covariances
 
 
-SIZES = (Size(24, 30, 8, 64e6), Size(64, 20, 5, 10e6), Size(400, 16, 5, 20e6), Size(float("inf"), 10, 5, 40e6))
+BUDGET = 64e6
+SIZES = (Size(24, 30, 6, BUDGET), Size(64, 20, 5, 10e6), Size(400, 16, 5, 20e6), Size(float("inf"), 10, 5, 40e6))
 
 
 def widths_for(features: int) -> tuple[int, ...]:
