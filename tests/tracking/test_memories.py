@@ -206,22 +206,3 @@ def test_fleets_have_none_unless_asked():
     asked = opvi.regressor(3, memory_rows=50)
     assert without_rows(asked) == opvi.regressor(3, memory_rows=50, process=False)
     assert not kept(opvi.regressor(3, hidden=()))
-
-
-def test_rows_that_wait_are_among_the_last_ones_alone():
-    x, y = jnp.array([[1.0], [0.2]]), jnp.array([0, 1])  # the second is nearer to an empty slot, at 0
-
-    @jax.jit
-    def learnt(start):
-        first = classes.remember(start, x[:1], y[:1], jnp.ones(1), 64)
-        both = classes.remember(first, x[1:], y[1:], jnp.ones(1), 0)
-        told = [classes.recall(each, lambda x: x, x[1:], 64, None, first.seen)[:, 0] for each in (first, both)]
-        return first, both, *told
-
-    first, both, before, after = learnt(classes.start(64, 1, 2, jnp.float32))
-    assert np.array_equal(both.all.x, first.all.x)
-    assert int(both.seen) == 2
-    # One row is stored: no slot after it is a neighbour, so its label alone votes.
-    shares = classes.SHRINKAGE * both.shares
-    np.testing.assert_allclose(after[0], np.log((shares + np.array([1.0, 0.0])) / (1 + shares.sum())), rtol=1e-5)
-    assert (after[1:, 1] > before[1:, 1]).all()  # the short memory has both, and so have the last labels

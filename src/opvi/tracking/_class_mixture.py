@@ -43,7 +43,7 @@ def _within(scale: scaling.Scale, x: Array) -> Array:
 
 
 def members(
-    sampler: Any, state: Mixed, z: Array, networks: Array | None, stored: Array | None = None
+    sampler: Any, state: Mixed, z: Array, networks: Array | None
 ) -> tuple[Array, Array]:
     """Return log probabilities of every particle `[n, B, C]` and every tracker `[K, B, C]` at scaled inputs.
 
@@ -52,13 +52,12 @@ def members(
         state: its state.
         z: scaled inputs, `[B, F]`.
         networks: log probabilities of the networks, `[K, n, B, C]`, if there are any.
-        stored: see `memories.recall`.
     """
     lines = [] if state.linear is None else [predict_linear(state.linear, z, sampler.classes).log_probabilities()]
     memory = state.memory
     if memory is not None:
         view = partial(_within, scaling.scale_of(state.moments))
-        kept = sampler.remembered, sampler.half_life, stored
+        kept = sampler.remembered, sampler.half_life
         lines.insert(0, in_pieces(lambda some: memories.recall(memory, view, some, *kept))(z))
     if networks is None:
         return jnp.concatenate(lines), jnp.concatenate(lines)

@@ -11,8 +11,6 @@ import numpy as np
 from opvi.adapters.river._features import Columns, Dates, Held, Row, paired, unpaired
 from opvi.running import Engine
 from opvi.running._learners import one_learner, sole_learner, without_mark
-from opvi.running._row_by_row import RowByRow
-from opvi.running._single import Single
 from opvi.tracking._inside import find, replaced
 from opvi.tracking._wrappers._scaling import Moments
 from opvi.tracking.experts._layers import checked_widths
@@ -49,7 +47,7 @@ class OnlineModel:
         self._sampler(sizes)
         self._columns, self._dates = Columns(self.max_features), Dates()
         self._waiting: list[tuple[dict[Hashable, Any], Any, float]] = []
-        self._engine: Engine | RowByRow | None = None
+        self._engine: Engine | None = None
         self._sizes: tuple[int, ...] = ()
         self._number = np.random.default_rng(self.seed).integers(2**31 - 1).item()
         self.n_rows_seen = 0  # learnt from; rows that wait are not among them
@@ -138,8 +136,6 @@ class OnlineModel:
         fresh = columns.meet(rows)
         sizes = self._needed()
         grows = self._engine and any(need > size for need, size in zip(sizes, self._sizes, strict=True))
-        if (fresh or grows) and isinstance(self._engine, RowByRow):
-            self._engine.settle()  # its rows are as wide as the model was
         if self._engine is None:
             self._sizes = self._room(sizes, len(rows))
             self._engine = self._begun(None)
@@ -150,7 +146,7 @@ class OnlineModel:
                 for need, size in zip(sizes, self._sizes, strict=True)
             )
             self._sizes = tuple(grown)
-            old = jax.tree.map(np.asarray, self._engines[0].state)
+            old = jax.tree.map(np.asarray, self._engine.state)
             fresh_state = Engine(self._sampler(self._sizes), self._number).state
             self._engine = self._begun(self._widened(old, fresh_state))
         if columns.count > known or len(columns.sparse) > sparse or len(columns.blank) < self._sizes[0]:
@@ -159,31 +155,22 @@ class OnlineModel:
         if fresh:
             self._introduce(fresh, columns.table(rows))
 
-    def _begun(self, state: State | None) -> Engine | RowByRow:
+    def _begun(self, state: State | None) -> Engine:
         sampler = self._sampler(self._sizes)
-        if self.buffer == 1 and getattr(sampler, "between", None) is not None:
-            return RowByRow(sampler, self._number, state=state)
         return Engine(sampler, self._number, batch=self.buffer, state=state, singly=True, in_place=self.buffer == 1)
-
-    @property
-    def _engines(self) -> tuple[Engine | Single, ...]:
-        """The engine, and where rows are learnt one by one, that of the last rows."""
-        if self._engine is None:
-            return ()
-        return self._engine.engines if isinstance(self._engine, RowByRow) else (self._engine,)
 
     def _introduce(self, fresh: list[int], x: np.ndarray) -> None:
         """Set the moments of new columns as if they had always been as in these rows."""
-        for engine in self._engines:
-            moments = moments_of(engine.state)
-            mean, square, seen = np.array(moments.mean), np.array(moments.square), float(moments.seen)
-            for column in fresh:
-                there = ~np.isnan(x[:, column])
-                values = x[there, column]
-                if len(values) and (seen or not there.all()):  # the first rows need no help, but for the gaps
-                    mean[column], square[column] = values.mean(), values.var() * seen
-            new = moments._replace(mean=mean, square=square)
-            engine.state = replaced(engine.state, Moments, lambda _, new=new: new)
+        assert self._engine is not None
+        moments = moments_of(self._engine.state)
+        mean, square, seen = np.array(moments.mean), np.array(moments.square), float(moments.seen)
+        for column in fresh:
+            there = ~np.isnan(x[:, column])
+            values = x[there, column]
+            if len(values) and (seen or not there.all()):  # the first rows need no help, but for the gaps
+                mean[column], square[column] = values.mean(), values.var() * seen
+        new = moments._replace(mean=mean, square=square)
+        self._engine.state = replaced(self._engine.state, Moments, lambda _: new)
 
     def _asked(self, what: Callable[..., Tree], rows: Sequence[Row]) -> Any:
         """Apply a function to the predictive at some rows; return arrays `[rows, …]`."""
@@ -194,7 +181,7 @@ class OnlineModel:
     @property
     def _raw_memory_usage(self) -> int:
         """Return memory as River counts it, plus the model's arrays, which River cannot see."""
-        arrays = sum(leaf.nbytes for engine in self._engines for leaf in jax.tree.leaves(engine.state))
+        arrays = sum(leaf.nbytes for leaf in jax.tree.leaves(self._state))
         return super()._raw_memory_usage + arrays  # type: ignore[misc]
 
 

@@ -12,6 +12,7 @@ from opvi.app.learn._directory import RunDirectory, RunError
 from opvi.app.learn._scales import Counts, Positive
 from opvi.running._rows import size_of
 from opvi.tracking import classifier, regressor, remembering, watched
+from opvi.tracking._classifier import chosen_sizes
 from opvi.tracking.experts._usual import EARLY_ROWS, widths_for
 from opvi.types import Sampler, as_key
 
@@ -57,8 +58,8 @@ def model(schema: Schema, settings: Settings, room: int | None = None) -> Sample
         made = classifier(
             columns,
             room,
-            hidden=widths(schema, settings),
-            particles=particles or 20,
+            hidden=settings.hidden,
+            particles=particles,
             half_life=half_life,
             memory_rows=settings.neighbour_rows,
         )
@@ -113,7 +114,7 @@ def widths(schema: Schema, settings: Settings) -> tuple[int, ...]:
     if settings.hidden is not None:
         return tuple(settings.hidden)
     if schema.task == "classification":
-        return (100,)
+        return (chosen_sizes(len(schema.features))[0],)
     return widths_for(len(schema.features))
 
 

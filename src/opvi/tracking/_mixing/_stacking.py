@@ -250,7 +250,7 @@ def _learn_weights(
         moments=moments,
         beta=_corrections(stack, forecast, squares + CORRECTION_RIDGE * jnp.eye(len(moments), dtype=y.dtype), moments),
         typical=_typical(own, residual, weight, share),
-        reach=_reach(stack, own, forecast, y, weight),
+        reach=_reach(stack, own, forecast, y, weight, error),
         rounds=own.rounds + share,
     )
     good = (rows > 0) & jnp.isfinite(sum(leaf.sum() for leaf in new))
@@ -282,12 +282,15 @@ def _corrections(stack: Stack, forecast: Forecast, A: Array, b: Array) -> Array:
     return jnp.concatenate(bounded) @ pick
 
 
-def _reach(stack: Stack, own: StackingState, forecast: Forecast, y: Array, weight: Array) -> Scalar:
+def _reach(
+    stack: Stack, own: StackingState, forecast: Forecast, y: Array, weight: Array, size: Scalar
+) -> Scalar:
     """Return how far from the others experts for far rows have been right: twice as near to y as their distance."""
-    apart = jnp.abs(forecast.mean - (forecast.near * forecast.mean).sum(0)[None])[stack.usual :]
-    error = jnp.abs(forecast.mean - y[None])[stack.usual :]
+    said = jnp.stack([forecast.beliefs[i].mean for i in stack.predicting])[stack.usual :]
+    apart, error = jnp.abs(said - (forecast.near * forecast.mean).sum(0)[None]), jnp.abs(said - y[None])
     told = (weight * forecast.far > 0)[None]
-    right = jnp.where(told & (error < apart / 2), apart, 0).max(initial=0)
+    most = LEAP * (LEAP * own.reach + FIRST_LEAP * jnp.sqrt(size))  # one row alone may be chance
+    right = jnp.minimum(jnp.where(told & (error < apart / 2), apart, 0).max(initial=0), most)
     wrong = jnp.where(told & (error > apart), apart, 0).max(initial=0)
     return jnp.where(wrong > own.reach, own.reach / 2, jnp.maximum(own.reach, right))
 

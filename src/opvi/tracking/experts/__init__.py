@@ -6,4 +6,5 @@ from opvi.tracking.experts._expert import Context as Context
 from opvi.tracking.experts._expert import Expert as Expert
 from opvi.tracking.experts._expert import Rows as Rows
 from opvi.tracking.experts._expert import Units as Units
+from opvi.tracking.experts._sampled import sampled as sampled
 from opvi.tracking.experts._usual import usual as usual
