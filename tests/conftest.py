@@ -67,7 +67,7 @@ gc.disable()  # while tests are loaded, of which nothing can be collected
 LONG = (
     *("docs/test_docs.py", "test_samplers.py", "adapters/test_river.py", "app/test_learning.py"),
     *("adapters/test_sklearn.py", "tracking/test_regressor.py", "app/test_serve_process.py"),
-    *("tracking/test_wrapped.py", "test_calibration.py", "filters/test_sl_opvi.py", "tracking/test_guard.py"),
+    *("tracking/test_wrapped.py", "test_calibration.py", "filters/test_sl_opvi.py", "tracking/test_change.py"),
     *("scale/test_sharding.py", "tracking/test_classifier.py", "filters/test_survival.py", "filters/test_draws.py"),
     *(
         "tracking/test_process.py",
@@ -79,10 +79,10 @@ LONG = (
     *("tracking/test_calibration.py", "paper/test_regret_experiment.py", "arena/test_arena.py"),
     *("paper/test_mixture.py", "filters/test_modes.py", "paper/test_commands.py", "tracking/test_tracker.py"),
     *("test_laws.py", "benchmarks/test_numpyro_models.py", "adapters/test_origin.py", "app/test_streams.py"),
-    *("scale/test_fleet.py", "running/test_run.py", "running/test_kept.py", "tracking/test_memory.py"),
-    *("app/test_faults.py", "app/test_tables.py", "running/test_row_by_row.py", "tracking/test_starting.py"),
-    *("tracking/test_seats.py", "flows/test_pairwise.py", "running/test_threads.py", "adapters/test_arviz.py"),
-    *("test_values.py", "predictive/test_counts.py", "paper/test_understand.py", "tracking/test_gates.py"),
+    *("scale/test_fleet.py", "running/test_run.py", "running/test_kept.py", "tracking/test_memories.py"),
+    *("app/test_faults.py", "app/test_tables.py", "tracking/test_first_rows.py"),
+    *("flows/test_pairwise.py", "running/test_threads.py", "adapters/test_arviz.py"),
+    *("test_values.py", "predictive/test_counts.py", "paper/test_understand.py", "tracking/test_relevance.py"),
     *("running/test_engine.py", "regret/test_regret.py", "filters/test_kfac.py", "tracking/test_levels.py"),
     *("targets/test_targets.py", "filters/test_gauss_newton.py", "scale/test_keyed.py"),
 )

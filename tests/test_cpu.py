@@ -12,7 +12,6 @@ import pytest
 import opvi
 from opvi import _cpu
 from opvi._cpu import compiler_options, inline_device, one_blas_thread
-from opvi.running._single import program, taught
 
 
 @pytest.fixture
@@ -122,10 +121,9 @@ def test_engines_and_runs_learn_with_one_blas_thread(libraries, monkeypatch):
 
 @pytest.mark.parametrize("quick", [False, True])
 @pytest.mark.parametrize("long_loops", [False, True])
-@pytest.mark.parametrize("small", [False, True])
-def test_xla_knows_what_it_is_asked_for(monkeypatch, quick, long_loops, small):
+def test_xla_knows_what_it_is_asked_for(monkeypatch, quick, long_loops):
     monkeypatch.delenv("XLA_FLAGS")
-    double = jax.jit(lambda x: 2 * x, compiler_options=compiler_options(quick, long_loops, small))
+    double = jax.jit(lambda x: 2 * x, compiler_options=compiler_options(quick, long_loops))
     assert double(3.0) == 6.0
 
 
@@ -138,15 +136,6 @@ def test_a_level_of_optimisation_in_the_flags_is_left_as_it_is(monkeypatch):
 
 
 @pytest.mark.skipif(not jax.__version__.startswith("0.10."), reason="an option of JAX 0.10")
-def test_programs_of_single_rows_call_no_library_for_small_products():
-    def compiled(small):
-        options = compiler_options(False, small=small)
-        return jax.jit(lambda x: x @ x, compiler_options=options).lower(np.ones((6, 20, 20), np.float32)).compile()
-
-    assert ["ynn" in compiled(small).as_text() for small in (False, True)] == [True, False]
-    assert program(taught, 2).options == compiler_options(False, small=True)
-
-
 def test_only_quick_programs_whose_loops_are_short_keep_them_as_they_are():
     kept = [
         "xla_disable_hlo_passes" in compiler_options(*given)

@@ -51,6 +51,7 @@ from opvi.targets import target as target
 from opvi.tracking import bank as bank
 from opvi.tracking import calibrated as calibrated
 from opvi.tracking import classifier as classifier
+from opvi.tracking import experts as experts
 from opvi.tracking import regressor as regressor
 from opvi.tracking import remembering as remembering
 from opvi.tracking import replay as replay

@@ -7,8 +7,8 @@ import pytest
 
 import opvi
 from opvi.running import Engine
-from opvi.tracking import _columns as columns
-from opvi.tracking import _scaling as scaling
+from opvi.tracking._wrappers import _columns as columns
+from opvi.tracking._wrappers import _scaling as scaling
 
 ROOM, FEATURES = 20, 3
 learn = jax.jit(columns.learn)

@@ -7,7 +7,8 @@ import pytest
 from scipy import stats
 
 from opvi.tracking import _drift as drift
-from opvi.tracking import _jumps as jumps
+from opvi.tracking._mixing import _quantiles as quantiles
+from opvi.tracking._wrappers import _jumps as jumps
 
 
 def test_odds_are_those_of_all_times_at_which_a_jump_may_have_come(monkeypatch):
@@ -99,4 +100,4 @@ def test_a_loss_that_is_not_finite_and_a_batch_without_rows_change_nothing():
 def test_squared_quantiles_are_those_of_scipy():
     level = np.array([1e-5, 1e-3, 0.1, 0.5, 0.77, 0.9999], np.float32)
     want = stats.norm.ppf(level.astype(float)) ** 2
-    np.testing.assert_allclose(jumps.squared_quantile(level), want, rtol=2e-3, atol=1e-6)
+    np.testing.assert_allclose(quantiles.squared_quantile(level), want, rtol=2e-3, atol=1e-6)

@@ -1,30 +1,35 @@
 """The levels of values that repeat."""
 
-import dataclasses
-
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
 import opvi
-from opvi.tracking import _levels as levels
-from opvi.tracking import _memory as memories
-
-look = jax.jit(levels.look, static_argnums=3)
-learn = jax.jit(levels.learn, static_argnums=6)
+from opvi.tracking.experts import Context, Rows, Units
+from opvi.tracking.experts import _levels as levels
+from opvi.tracking.experts._levels import Levels
 
 
-def learnt(x, error, weight=None, half_life=None, clock=0.0):
+def rows_of(x, weight=None):
     x = jnp.asarray(x, jnp.float32)
     weight = jnp.ones(len(x)) if weight is None else jnp.asarray(weight, jnp.float32)
-    table = levels.start(x.shape[1], jnp.float32)
-    place = look(table, x, jnp.float32(0), half_life).place
-    return learn(table, place, x, jnp.asarray(error, jnp.float32), weight, jnp.float32(clock), half_life)
+    none = jnp.zeros(len(x))
+    return Rows(x, jnp.zeros_like(x), none, weight, none, none)
 
 
-def asked(table, x, clock=0.0, half_life=None):
-    return np.asarray(look(table, jnp.asarray(x, jnp.float32), jnp.float32(clock), half_life).level)
+def learnt(x, error, weight=None, half_life=None):
+    expert, rows = Levels(half_life), rows_of(x, weight)
+    state = expert.init(None, rows.x.shape[1], jnp.float32)
+    belief = expert.predict(state, rows)
+    one, zero = jnp.ones(len(rows.x)), jnp.zeros(())
+    context = Context(belief, one, rows.weight, jnp.asarray(error, jnp.float32), rows.z, zero, zero, zero > 0)
+    return jax.jit(expert.learn)(None, state, rows, context)
+
+
+def asked(state, x, half_life=None):
+    said = jax.jit(Levels(half_life).predict)(state, rows_of(x)).mean
+    return np.asarray(said).T.reshape(len(x), -1, len(levels.RATES))
 
 
 def test_a_level_is_the_discounted_mean_of_the_errors_at_its_value():
@@ -41,33 +46,26 @@ def test_a_level_is_the_discounted_mean_of_the_errors_at_its_value():
 
 def test_values_in_one_slot_take_turns_and_nothing_comes_of_rows_without_weight_or_value():
     values = np.arange(5000.0)[:, None]
-    place = np.asarray(look(levels.start(1, jnp.float32), jnp.asarray(values, jnp.float32), jnp.float32(0), None).place)
+    place = np.asarray(levels._places(jnp.asarray(values, jnp.float32)))
     other = np.flatnonzero(place[1:, 0] == place[0, 0])[0] + 1.0
     assert len(np.unique(place)) > 1000  # spread over all slots
     table = learnt([[0.0], [other]], [5.0, 8.0])
     assert not asked(table, [[0.0]]).any()
     assert asked(table, [[other]]).all()
     nothing = learnt([[1.0], [np.nan], [2.0]], [5.0, 5.0, np.nan], [0, 1, 1])
-    np.testing.assert_array_equal(nothing, levels.start(1, jnp.float32))
+    assert not np.asarray(nothing.table).any()
 
 
 def test_levels_fade_by_the_half_life():
     table = learnt([[1.0]], [6.0], half_life=10.0)
-    np.testing.assert_allclose(asked(table, [[1.0]], 11.0, 10.0), 3 / (0.5 + levels.SHRINKAGE))
+    later = table._replace(clock=table.clock + 10)
+    np.testing.assert_allclose(asked(later, [[1.0]], 10.0), 3 / (0.5 + levels.SHRINKAGE))
 
 
-def test_few_levels_have_weights_and_only_if_they_have_clearly_helped():
-    terms = 2 + 2 * 5
-    A, b = jnp.eye(terms) * 100, jnp.zeros(terms)
-    weights = jax.jit(memories._weights)
-    bar = (100 * (memories.CLEAR + 2 * np.log(10))) ** 0.5
-    assert not np.asarray(weights(A, b.at[2:].set(0.99 * bar))).any()
-    found = np.asarray(weights(A, b.at[jnp.arange(2, terms)].set(bar * (1 + jnp.arange(10.0) / 10))))
-    assert np.flatnonzero(found).tolist() == [9, 10, 11]  # the best
-    pair = np.asarray(weights(A, b.at[0].set(50).at[5].set(-500)))
-    np.testing.assert_allclose(pair, np.eye(terms)[0] / 2)
-    assert np.asarray(weights(A, b.at[4].set(1e4))).sum() == memories.LARGEST_LEVEL
-    assert np.asarray(weights(A, b.at[0].set(1e4))).sum() == memories.LARGEST_SHARE
+def test_levels_follow_the_units_of_y():
+    table, one = learnt([[1.0]], [6.0]), jnp.ones(1)
+    units = Units(0 * one, one, one > 1, 0 * one, jnp.float32(0.5), jnp.float32(3.0))
+    np.testing.assert_allclose(asked(Levels().rescale(table, units), [[1.0]]), asked(table, [[1.0]]) / 2)
 
 
 @pytest.fixture(scope="module")
@@ -93,23 +91,21 @@ def test_a_regressor_learns_the_levels_of_individuals(individuals):
     _, plain = run(without, individuals)
     error, before = (np.sqrt(np.mean((mean - y)[200:] ** 2)) for mean in (said, plain))
     assert error < 0.65 * before
-    # A question is answered as the row is predicted before it is learnt, and learning returns to an empty memory.
+    # A question is answered as the row is predicted before it is learnt.
     ahead = np.asarray(engine.sampler.predict(engine.state, X[:20]).mean())
     np.testing.assert_allclose(ahead, np.asarray(engine.feed((X[:20], y[:20])).info.predicted.mean).ravel(), atol=1e-4)
-    empty = memories.emptied(engine.state.memory, 500)
-    jax.tree.map(np.testing.assert_array_equal, empty, with_.init(jax.random.key(0)).memory)
 
 
 @pytest.mark.slow
 def test_measurements_are_predicted_as_without_levels(individuals):
     rng = np.random.default_rng(6)
     X = rng.normal(size=(300, 2)).astype(np.float32)
-    made = opvi.regressor(2, hidden=(5,), particles=2, memory_rows=500)
-    (_, said), (_, plain) = (run(dataclasses.replace(made, levels=on), (X, X[:, 0] ** 2)) for on in (True, False))
+    made = [opvi.regressor(2, hidden=(5,), particles=2, memory_rows=500, levels=on) for on in (True, False)]
+    (_, said), (_, plain) = (run(one, (X, X[:, 0] ** 2)) for one in made)
     np.testing.assert_allclose(said, plain, atol=1e-5)
 
 
 def test_models_without_rows_and_wide_ones_have_no_levels():
-    assert opvi.regressor(64).levels
+    assert Levels() in opvi.regressor(64).experts
     for made in (opvi.regressor(65), opvi.regressor(3, memory_rows=0), opvi.regressor(3, hidden=())):
-        assert not made.levels
+        assert Levels() not in made.experts

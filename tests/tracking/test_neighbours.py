@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 import opvi
-from opvi.tracking import _metric as metrics
-from opvi.tracking import _neighbours as neighbours
+from opvi.tracking.experts import _metric as metrics
+from opvi.tracking.experts import _nearest as neighbours
 
 RNG = np.random.default_rng(0)
 
@@ -106,18 +106,6 @@ def test_the_metric_follows_the_gradients():
     bad = metrics.update(metric, jnp.nan * slope, jnp.ones(20))
     for other in (same, bad):
         jax.tree.map(np.testing.assert_array_equal, other, metric)
-
-
-def test_the_metric_of_networks_that_begin_again_follows_theirs():
-    old, new = jnp.eye(2)[:1].repeat(20, 0), jnp.eye(2)[1:].repeat(20, 0)
-    metric = metrics.start(2, jnp.float32)
-    for _ in range(9):
-        metric = metrics.update(metric, old, jnp.ones(20))
-    same, again = (
-        metrics.update(metrics.begun_again(metric, jnp.array(due)), new, jnp.ones(20)) for due in (False, True)
-    )
-    np.testing.assert_allclose(jnp.diag(same.slopes), [0.9, 0.1], rtol=1e-5)
-    np.testing.assert_allclose(jnp.diag(again.slopes), [0.5, 0.5], rtol=1e-5)
 
 
 def test_many_columns_are_told_apart_one_by_one():

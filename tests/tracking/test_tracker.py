@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 import opvi
-from opvi.tracking._regressor import default_settings
+from opvi.tracking.experts._networks import usual_settings
 
 KEY = jax.random.key(0)
 OWN = opvi.target(lambda v: -(v**2).sum() / 2, lambda v, y: -((y - v[0]) ** 2) / 2, lambda key: jnp.zeros(1))
@@ -63,7 +63,7 @@ def test_equal_settings_are_equal():
     assert opvi.regressor(2, half_life=50) != opvi.regressor(2)
     with pytest.raises(ValueError, match=r"3\.0"):  # equal to 3, and no width
         opvi.regressor(2, hidden=(3.0,))
-    own = default_settings(5)._replace(bias=np.full(5, 2.0))
+    own = usual_settings(5)._replace(bias=np.full(5, 2.0))
     mine = opvi.regressor(2, hidden=(3,), particles=5, settings=own)
     assert mine == opvi.regressor(2, hidden=(3,), particles=5, settings=own)
     assert mine != opvi.regressor(2, hidden=(3,), particles=5)
@@ -129,7 +129,7 @@ def test_calibrating_changes_no_bit_of_the_particles():
     np.testing.assert_array_equal(plain.particles, calibrated.particles)
     assert np.isfinite(history.info.log_predictive).all()
     predictive = tracker.predict(calibrated, X)
-    weights = np.asarray(calibrated.own.errors.weights)
+    weights = np.asarray(calibrated.own.members.weights)
     means = opvi.predict(target, plain.particles, X).components.mean
     np.testing.assert_allclose(predictive.mean(), weights @ np.asarray(means), rtol=1e-4, atol=1e-5)
 

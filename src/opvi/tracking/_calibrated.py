@@ -12,9 +12,11 @@ from opvi.filters._gauss_newton import GaussNewton
 from opvi.predictive import Classes, Normal, Predictive
 from opvi.predictive import predict as predict_with
 from opvi.targets import Target, cast, check_batch
-from opvi.tracking import _calibration as calibration
 from opvi.tracking import _temperature as temperature
-from opvi.tracking._calibration import Calibration, Combined
+from opvi.tracking._mixing import _members as members
+from opvi.tracking._mixing import _numbers as numbers
+from opvi.tracking._mixing._members import Members
+from opvi.tracking._mixing._numbers import Combined, NumbersState
 from opvi.tracking._temperature import Exponents
 from opvi.tracking._wrapped import Wrapped, WrappedInfo, Wrapper, wrapped_info
 from opvi.types import Array, Batch, Key, Predicted, Sampler, Start, State, Tree
@@ -23,7 +25,8 @@ from opvi.types import Array, Batch, Key, Predicted, Sampler, Start, State, Tree
 class Known(NamedTuple):
     """What was learnt from errors."""
 
-    errors: Calibration  # used by regressions
+    members: Members  # how particles are weighed, in regressions
+    errors: NumbersState  # of their weighted mean
     exponents: Exponents  # used by classes
 
 
@@ -42,7 +45,7 @@ class Calibrated(Wrapper):
     def beginning(self, inner: State) -> Known:
         """Return what is known before any error."""
         n, dtype = len(inner.particles), inner.particles.dtype
-        return Known(calibration.start(n, 0, dtype), temperature.start(1, dtype))
+        return Known(members.start(n, dtype), numbers.start(0, dtype), temperature.start(1, dtype))
 
     @compiled
     @exactly
@@ -60,8 +63,7 @@ class Calibrated(Wrapper):
         """Return the calibrated posterior predictive at inputs x."""
         plain = _plain(self, state, x)
         if isinstance(plain.components, Normal):
-            errors = state.own.errors
-            return Predictive(calibration.predictive(errors, _combined(errors, plain.components.mean)))
+            return Predictive(numbers.predictive(state.own.errors, _combined(state.own, plain.components.mean)))
         if not isinstance(plain.components, Classes):
             return plain
         return plain._replace(temperature=temperature.temperature(state.own.exponents))
@@ -94,10 +96,10 @@ def _plain(sampler: Calibrated, state: Wrapped, x: Tree) -> Predictive:
     return plain
 
 
-def _combined(errors: Calibration, means: Array) -> Combined:
+def _combined(known: Known, means: Array) -> Combined:
     """Return the particles' means combined into one prediction."""
-    none = jnp.zeros((len(calibration.trusted(errors)), means.shape[1]), means.dtype)
-    return calibration.combine(errors, means, none, _nothing(means))
+    together, spread = members.combine(known.members, means, jnp.zeros_like(means))
+    return numbers.describe(known.errors, together, spread, _nothing(means))
 
 
 def _nothing(means: Array) -> Array:
@@ -111,11 +113,12 @@ def _learn(sampler: Calibrated, state: Wrapped, batch: Batch) -> tuple[Known, Pr
     plain = _plain(sampler, state, x)
     if isinstance(plain.components, Normal):
         means = plain.components.mean
-        one = _combined(known.errors, means)
-        scores = calibration.scored(known.errors, one, y)
-        errors = calibration.learn(known.errors, one, scores, means, _nothing(means), y, batch.weight)
-        log_density = calibration.log_predictive(known.errors, scores)
-        return known._replace(errors=errors), Predicted(log_density, one.mean, calibration.level(known.errors, scores))
+        one = _combined(known, means)
+        scores = numbers.scored(known.errors, one, y)
+        weights = members.learn(known.members, means - y[None], batch.weight)
+        errors = numbers.learn(known.errors, one, scores, _nothing(means), y, batch.weight)
+        told = numbers.log_density(known.errors, scores), one.mean, numbers.level(known.errors, scores)
+        return known._replace(members=weights, errors=errors), Predicted(*told)
     if not isinstance(plain.components, Classes):
         return known, Predicted(plain.log_density(y), plain.mean())
     log_p = plain.log_probabilities()[None]

@@ -15,9 +15,9 @@ import jax
 import jax.numpy as jnp
 
 from opvi._steps import LARGEST_COUNT
-from opvi.tracking import _metric as metrics
-from opvi.tracking import _neighbours as neighbours
-from opvi.tracking._metric import Metric
+from opvi.tracking.experts import _metric as metrics
+from opvi.tracking.experts import _nearest as neighbours
+from opvi.tracking.experts._metric import Metric
 from opvi.types import Array, Scalar
 
 MEMBERS = 4
@@ -68,7 +68,6 @@ def recall(
     z: Array,
     rows: int,
     half_life: float | None,
-    stored: Array | None = None,
 ) -> Array:
     """Return the log probabilities of the members at scaled inputs z, `[MEMBERS, B, C]`.
 
@@ -78,9 +77,7 @@ def recall(
         z: the inputs to predict at, `[B, F]`.
         rows: how many are remembered.
         half_life: the half-life of the rows' weights, in rows; None fades only the short memory.
-        stored: how many rows had been seen when the store was last filled; all of them if omitted.
     """
-    stored = memory.seen if stored is None else stored
 
     def placed(x: Array) -> Array:
         return metrics.through(memory.metric, view(x))
@@ -98,27 +95,22 @@ def recall(
         return p / p.sum(1, keepdims=True)
 
     last = LAST_SHARE * memory.last + (1 - LAST_SHARE) * memory.shares[None]
-    every = votes(memory.all, jnp.minimum(stored, rows), half_life)
+    every = votes(memory.all, jnp.minimum(memory.seen, rows), half_life)
     p = jnp.stack([every, votes(memory.recent, jnp.minimum(memory.seen, RECENT), short)])
     p = jnp.concatenate([p, jnp.broadcast_to(last[:, None], (len(last), *p.shape[1:]))])
     return jnp.log(jnp.maximum(p, SMALLEST))
 
 
 def learn(memory: ClassMemory, x: Array, y: Array, weight: Array, slope: Array, rows: int) -> ClassMemory:
-    """Return the memory with a batch in it, and distances that follow its slopes, `[B, F]`; see `remember`."""
-    metric = metrics.update(memory.metric, slope, weight)
-    return remember(memory, x, y, weight, rows)._replace(metric=metric)
-
-
-def remember(memory: ClassMemory, x: Array, y: Array, weight: Array, rows: int) -> ClassMemory:
-    """Return the memory with a batch in it; distances stay.
+    """Return the memory with a batch in it.
 
     Args:
         memory: the memory before.
         x: rows in their original units, `[B, F]`.
         y: their labels.
         weight: the weights of the rows; 0 for padding.
-        rows: how many are remembered; 0 adds them to the last rows alone.
+        slope: gradients that distances follow, `[B, F]`.
+        rows: how many are remembered.
     """
     total = weight.sum()
     here = weight > 0
@@ -142,11 +134,11 @@ def remember(memory: ClassMemory, x: Array, y: Array, weight: Array, rows: int) 
         keep = jnp.exp2(-total / half_life)
         last.append(keep * old + (1 - keep) * mean(weight * jnp.exp2(-after / half_life)))
     return ClassMemory(
-        put(memory.all, neighbours.places(memory.seen, here, rows)[0]) if rows else memory.all,
+        put(memory.all, neighbours.places(memory.seen, here, rows)[0]),
         put(memory.recent, ring),
         seen,
         memory.clock + total,
         (1 - gain) * memory.shares + gain * mean(weight),
         jnp.stack(last),
-        memory.metric,
+        metrics.update(memory.metric, slope, weight),
     )

@@ -10,9 +10,9 @@ from jax.scipy.special import logsumexp
 from opvi.filters import LinearState
 from opvi.filters._linear_ekf import predict_linear
 from opvi.tracking import _class_memory as memories
-from opvi.tracking import _scaling as scaling
 from opvi.tracking import _temperature as temperature
 from opvi.tracking._probabilities import in_pieces
+from opvi.tracking._wrappers import _scaling as scaling
 from opvi.types import Array
 
 LARGEST_INPUT = 2.5  # standard deviations; rare values of a feature would drown the others
@@ -42,9 +42,7 @@ def _within(scale: scaling.Scale, x: Array) -> Array:
     return jnp.clip(scaling.readable(scale, x), -LARGEST_INPUT, LARGEST_INPUT)
 
 
-def members(
-    sampler: Any, state: Mixed, z: Array, networks: Array | None, stored: Array | None = None
-) -> tuple[Array, Array]:
+def members(sampler: Any, state: Mixed, z: Array, networks: Array | None) -> tuple[Array, Array]:
     """Return log probabilities of every particle `[n, B, C]` and every tracker `[K, B, C]` at scaled inputs.
 
     Args:
@@ -52,13 +50,12 @@ def members(
         state: its state.
         z: scaled inputs, `[B, F]`.
         networks: log probabilities of the networks, `[K, n, B, C]`, if there are any.
-        stored: see `memories.recall`.
     """
     lines = [] if state.linear is None else [predict_linear(state.linear, z, sampler.classes).log_probabilities()]
     memory = state.memory
     if memory is not None:
         view = partial(_within, scaling.scale_of(state.moments))
-        kept = sampler.remembered, sampler.half_life, stored
+        kept = sampler.remembered, sampler.half_life
         lines.insert(0, in_pieces(lambda some: memories.recall(memory, view, some, *kept))(z))
     if networks is None:
         return jnp.concatenate(lines), jnp.concatenate(lines)

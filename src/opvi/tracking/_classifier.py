@@ -2,7 +2,7 @@ r"""The recommended online classifier: networks and linear models with long and 
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass
 from functools import partial
 from typing import NamedTuple
 
@@ -20,14 +20,14 @@ from opvi.predictive import Categorical, Predictive
 from opvi.targets import Target, as_particles, cast, categorical, mlp
 from opvi.tracking import _class_memory as memories
 from opvi.tracking import _class_mixture as mixture
-from opvi.tracking import _columns as columns
-from opvi.tracking import _neighbours as neighbours
-from opvi.tracking import _scaling as scaling
 from opvi.tracking import _temperature as temperature
 from opvi.tracking._bank import start as even_weights
 from opvi.tracking._bank import update as reweigh
-from opvi.tracking._layers import checked_widths
 from opvi.tracking._probabilities import chosen, of_networks, slopes
+from opvi.tracking._wrappers import _columns as columns
+from opvi.tracking._wrappers import _scaling as scaling
+from opvi.tracking.experts import _nearest as neighbours
+from opvi.tracking.experts._layers import checked_widths
 from opvi.types import Array, ArrayLike, Batch, Key, Particles, Predicted, Scalar, Start, shapes_of
 
 ROWS = 20  # learnt from at once; larger batches are cut
@@ -35,6 +35,8 @@ LARGEST_WHOLE = 32  # rows of a batch that is not cut
 HALF_LIVES = (30_000.0, 600.0)  # rows, where nobody says how fast to forget
 WANDERING = (3e-2, 1e-3, 1e-4)  # of the linear filters
 LINEAR_VARIANCE = 0.1  # of their weights, before any row
+WIDE = 64  # columns
+FEW_COLUMNS, MANY_COLUMNS = (30, 4), (100, 20)  # up to that and above: width of the hidden layer, networks
 LINEAR_WORK = 1.25e6  # classes · parameters², up to which linear filters are affordable
 
 
@@ -48,9 +50,9 @@ class ClassifierState(NamedTuple):
     exponents: temperature.Exponents  # of their mixture, and of each
     round: Array
     rows: Array
-    memory: memories.ClassMemory | None = None  # rows beside the networks
-    first: Array | float = 0.0  # [rows, F + 1]: the first rows and their weights: `_columns`
-    odd: Array | float = 0.0  # [F]: shares of the last few rows whose value is too far off to be one
+    memory: memories.ClassMemory | None  # rows beside the networks
+    first: Array  # [rows, F + 1]: the first rows and their weights: `_columns`
+    odd: Array  # [F]: shares of the last few rows whose value is too far off to be one
 
     @property
     def particles(self) -> Particles:
@@ -67,7 +69,7 @@ class ClassifierInfo(NamedTuple):
     drift: Scalar  # root mean square of the networks' moves
     finite: Array  # False: rows were refused, or an update was not finite
     weights: Array  # [K]: of the trackers in the mixture, after the batch
-    predicted: Predicted | None = None  # for each row, before learning
+    predicted: Predicted | None  # for each row, before learning
 
 
 @dataclass(frozen=True)
@@ -80,8 +82,7 @@ class Classifier(Unforked):
     particles: int
     half_life: float | None
     with_linear: bool
-    # None: what `neighbours.kept` says; an older opvi had none.
-    memory_rows: int | None = field(default=None, metadata={"off": 0})
+    memory_rows: int | None  # None: what `neighbours.kept` says
 
     @property
     def networks(self) -> tuple[KFAC, ...]:
@@ -192,17 +193,6 @@ class Classifier(Unforked):
         return Predictive(Categorical(log_p[:, :rows]), log_weights[:, :rows])
 
     @property
-    def between(self) -> "Classifier | None":
-        """What learns single rows until the next batch is full; None for linear models, which need none.
-
-        Networks without remembered rows have none either: they would predict worse.
-        """
-        from opvi.tracking._classifier_between import ClassifierBetween
-
-        settings = {f.name: getattr(self, f.name) for f in fields(self)}
-        return ClassifierBetween(**settings) if self.hidden and self.remembered else None
-
-    @property
     def about(self) -> str:
         """One line: what was chosen, and why."""
         lines = f"{len(self.paces)} linear filter{'s' if len(self.paces) > 1 else ''}"
@@ -224,8 +214,8 @@ def classifier(
     features: int,
     classes: int,
     *,
-    hidden: Sequence[int] = (100,),
-    particles: int = 20,
+    hidden: Sequence[int] | None = None,
+    particles: int | None = None,
     half_life: float | None = None,
     linear: bool | None = None,
     memory_rows: int | None = None,
@@ -245,7 +235,8 @@ def classifier(
     Args:
         features: columns of X, in any units.
         classes: labels are 0, 1, …, classes - 1.
-        hidden: widths of the networks' hidden layers; `()` tracks linear models alone.
+        hidden: widths of the networks' hidden layers; `()` tracks linear models alone. If omitted, so many as suit the
+            columns, as are `particles`: 4 networks of 30 units, or 20 of 100 for more than 64 columns.
         particles: the total number of networks.
         half_life: in rows; None tracks with long and short memory and learns which to trust; `math.inf` never forgets.
         linear: whether to track linear models too; None does so if they are cheap.
@@ -259,7 +250,11 @@ def classifier(
         raise ValueError(
             f"`half_life` is {half_life}, but must be greater than 0 rows, or None to determine it online."
         )
-    widths = checked_widths(hidden)
+    width, count = chosen_sizes(features)
+    widths, particles = (
+        (width,) if hidden is None else checked_widths(hidden),
+        count if particles is None else particles,
+    )
     if not widths and linear is False:
         raise ValueError("`hidden` is () and `linear` is False, which leaves no model. Give `hidden=(100,)`, say.")
     cheap = classes * (classes * (features + 1)) ** 2 <= LINEAR_WORK
@@ -268,6 +263,11 @@ def classifier(
     if widths:
         _share(particles, len(made.networks))
     return made
+
+
+def chosen_sizes(features: int) -> tuple[int, int]:
+    """Return the width of the hidden layer and the number of networks that suit so many columns."""
+    return FEW_COLUMNS if features <= WIDE else MANY_COLUMNS
 
 
 def _share(particles: Start, groups: int) -> int:
@@ -347,7 +347,7 @@ def _learn(sampler: Classifier, key: Key, state: ClassifierState, rows: Batch) -
         memory = memories.learn(memory, x, y, there, slopes(_pairs(sampler, state), z, y), sampler.remembered)
     both = mixture.with_mixture(state, log_k)
     log_p = temperature.pool(state.exponents, both)
-    moments, first, odd = columns.learn(state.moments, jnp.asarray(state.first), state.odd, x, weight)
+    moments, first, odd = columns.learn(state.moments, state.first, state.odd, x, weight)
     nets, lines, infos = _learn_models(sampler, key, state, Batch((mixture.scaled(moments, x), y), weight))
     drift = jnp.sqrt(jnp.stack([info.drift**2 for info in infos[: len(nets) or 1]]).mean())
     finite = jnp.stack([info.finite for info in infos]).all()

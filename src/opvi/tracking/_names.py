@@ -5,6 +5,8 @@ import numpy as np
 
 from opvi.targets import MLP
 from opvi.tracking._classifier import ClassifierState
+from opvi.tracking._inside import find
+from opvi.tracking._wrappers._units import UnitsState
 from opvi.types import Array, State
 
 Named = dict[str, np.ndarray]
@@ -19,7 +21,9 @@ def named_parameters(state: State, hidden: tuple[int, ...]) -> Named:
         state = state.inner
     if isinstance(state, ClassifierState):
         return _of_classifier(state)
-    return _layers(state.particles, (len(state.moments.mean) - 1, *hidden, 1))  # type: ignore[attr-defined]
+    units = find(state, UnitsState)
+    assert units is not None
+    return _layers(state.particles, (len(units.odd), *hidden, 1))
 
 
 def _layers(particles: Array, sizes: tuple[int, ...], group: str = "") -> Named:

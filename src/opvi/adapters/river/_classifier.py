@@ -55,8 +55,8 @@ class Classifier(OnlineModel, base.MiniBatchClassifier):
 
     def __init__(
         self,
-        hidden: tuple[int, ...] = (100,),
-        n_particles: int = 20,
+        hidden: tuple[int, ...] = (30,),
+        n_particles: int = 4,
         half_life: float | None = None,
         buffer: int = 20,
         max_features: int = 256,

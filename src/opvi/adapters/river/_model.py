@@ -11,9 +11,9 @@ import numpy as np
 from opvi.adapters.river._features import Columns, Dates, Held, Row, paired, unpaired
 from opvi.running import Engine
 from opvi.running._learners import one_learner, sole_learner, without_mark
-from opvi.running._row_by_row import RowByRow
-from opvi.running._single import Single
-from opvi.tracking._layers import checked_widths
+from opvi.tracking._inside import find, replaced
+from opvi.tracking._wrappers._scaling import Moments
+from opvi.tracking.experts._layers import checked_widths
 from opvi.types import ArrayLike, Sampler, State, Tree
 
 LARGEST_BUFFER = 32  # rows that the samplers learn from at once
@@ -47,7 +47,7 @@ class OnlineModel:
         self._sampler(sizes)
         self._columns, self._dates = Columns(self.max_features), Dates()
         self._waiting: list[tuple[dict[Hashable, Any], Any, float]] = []
-        self._engine: Engine | RowByRow | None = None
+        self._engine: Engine | None = None
         self._sizes: tuple[int, ...] = ()
         self._number = np.random.default_rng(self.seed).integers(2**31 - 1).item()
         self.n_rows_seen = 0  # learnt from; rows that wait are not among them
@@ -119,7 +119,7 @@ class OnlineModel:
         """Return rows as a table, with a column's running mean where a number is missing."""
         x = self._columns.table(rows)
         gaps = np.isnan(x)
-        return np.where(gaps, np.array(self._state.moments.mean)[: x.shape[1]], x) if gaps.any() else x
+        return np.where(gaps, np.array(moments_of(self._state).mean)[: x.shape[1]], x) if gaps.any() else x
 
     def _needed(self) -> tuple[int, ...]:
         """Return the columns, and classes if any, that the model now needs."""
@@ -136,8 +136,6 @@ class OnlineModel:
         fresh = columns.meet(rows)
         sizes = self._needed()
         grows = self._engine and any(need > size for need, size in zip(sizes, self._sizes, strict=True))
-        if (fresh or grows) and isinstance(self._engine, RowByRow):
-            self._engine.settle()  # its rows are as wide as the model was
         if self._engine is None:
             self._sizes = self._room(sizes, len(rows))
             self._engine = self._begun(None)
@@ -148,7 +146,7 @@ class OnlineModel:
                 for need, size in zip(sizes, self._sizes, strict=True)
             )
             self._sizes = tuple(grown)
-            old = jax.tree.map(np.asarray, self._engines[0].state)
+            old = jax.tree.map(np.asarray, self._engine.state)
             fresh_state = Engine(self._sampler(self._sizes), self._number).state
             self._engine = self._begun(self._widened(old, fresh_state))
         if columns.count > known or len(columns.sparse) > sparse or len(columns.blank) < self._sizes[0]:
@@ -157,30 +155,22 @@ class OnlineModel:
         if fresh:
             self._introduce(fresh, columns.table(rows))
 
-    def _begun(self, state: State | None) -> Engine | RowByRow:
+    def _begun(self, state: State | None) -> Engine:
         sampler = self._sampler(self._sizes)
-        if self.buffer == 1 and getattr(sampler, "between", None) is not None:
-            return RowByRow(sampler, self._number, state=state)
         return Engine(sampler, self._number, batch=self.buffer, state=state, singly=True, in_place=self.buffer == 1)
-
-    @property
-    def _engines(self) -> tuple[Engine | Single, ...]:
-        """The engine, and where rows are learnt one by one, that of the last rows."""
-        if self._engine is None:
-            return ()
-        return self._engine.engines if isinstance(self._engine, RowByRow) else (self._engine,)
 
     def _introduce(self, fresh: list[int], x: np.ndarray) -> None:
         """Set the moments of new columns as if they had always been as in these rows."""
-        for engine in self._engines:
-            moments = engine.state.moments
-            mean, square, seen = np.array(moments.mean), np.array(moments.square), float(moments.seen)
-            for column in fresh:
-                there = ~np.isnan(x[:, column])
-                values = x[there, column]
-                if len(values) and (seen or not there.all()):  # the first rows need no help, but for the gaps
-                    mean[column], square[column] = values.mean(), values.var() * seen
-            engine.state = engine.state._replace(moments=moments._replace(mean=mean, square=square))
+        assert self._engine is not None
+        moments = moments_of(self._engine.state)
+        mean, square, seen = np.array(moments.mean), np.array(moments.square), float(moments.seen)
+        for column in fresh:
+            there = ~np.isnan(x[:, column])
+            values = x[there, column]
+            if len(values) and (seen or not there.all()):  # the first rows need no help, but for the gaps
+                mean[column], square[column] = values.mean(), values.var() * seen
+        new = moments._replace(mean=mean, square=square)  # type: ignore[arg-type]
+        self._engine.state = replaced(self._engine.state, Moments, lambda _: new)
 
     def _asked(self, what: Callable[..., Tree], rows: Sequence[Row]) -> Any:
         """Apply a function to the predictive at some rows; return arrays `[rows, …]`."""
@@ -191,8 +181,15 @@ class OnlineModel:
     @property
     def _raw_memory_usage(self) -> int:
         """Return memory as River counts it, plus the model's arrays, which River cannot see."""
-        arrays = sum(leaf.nbytes for engine in self._engines for leaf in jax.tree.leaves(engine.state))
+        arrays = sum(leaf.nbytes for leaf in jax.tree.leaves(self._state))
         return super()._raw_memory_usage + arrays  # type: ignore[misc]
+
+
+def moments_of(state: Tree) -> Moments:
+    """Return the moments of a model's columns."""
+    found = find(state, Moments)
+    assert found is not None
+    return found
 
 
 def rows_of(X: Frame) -> list[Row]:

@@ -11,8 +11,8 @@ from opvi.adapters.river._model import Frame, OnlineModel, Row, Series, rows_of,
 from opvi.predictive import Predictive, StudentT
 from opvi.running._origin import origin_of
 from opvi.tracking import regressor
-from opvi.tracking._regressor import BUDGET, EARLY_ROWS
-from opvi.tracking._widening import widened_regressor
+from opvi.tracking._recommended import widened_regressor
+from opvi.tracking.experts._usual import BUDGET, EARLY_ROWS
 from opvi.types import LARGEST_VALUE, Array, Sampler, State, Tree
 
 
@@ -44,7 +44,7 @@ class Regressor(OnlineModel, base.MiniBatchRegressor):
         Rows kept beside the networks; the nearest take part in predictions. None keeps what fits in 16 MB, none for
         linear models; 0 for none.
     buffer
-        Rows learnt from at once, from 1 to 32. With 1, whole networks learn every 20 rows, their last layers each one.
+        Rows learnt from at once, from 1 to 32.
     max_features
         The most columns; further features share them by hashing.
     seed
@@ -61,8 +61,8 @@ class Regressor(OnlineModel, base.MiniBatchRegressor):
 
     def __init__(
         self,
-        hidden: tuple[int, ...] = (50,),
-        n_particles: int = 20,
+        hidden: tuple[int, ...] = (30,),
+        n_particles: int = 6,
         half_life: float | None = None,
         warm_up: int = EARLY_ROWS,
         buffer: int = 20,
@@ -83,11 +83,11 @@ class Regressor(OnlineModel, base.MiniBatchRegressor):
             half_life=self.half_life,
             warm_up=self.warm_up,
             memory_rows=self.neighbour_rows,
-            budget=BUDGET,  # as `widened_regressor` takes it: features come one by one
+            budget=BUDGET,  # the same for any number of columns: they come one by one
         )
 
     def _widened(self, state: Tree, fresh: Tree) -> State:
-        return widened_regressor(state, fresh, self.hidden)
+        return widened_regressor(self._sampler(self._sizes), state, fresh)  # type: ignore[arg-type]
 
     def _targets(self, y: list[Any]) -> np.ndarray:
         values = np.array(y, np.float64)

@@ -33,8 +33,8 @@ class OPVIClassifier(ClassifierMixin, OnlineEstimator):
     `partial_fit`.
 
     Args:
-        hidden: width of each hidden layer; `()` for linear models.
-        n_particles: the number of networks: a multiple of 4, or of 2 if a half-life is given.
+        hidden: width of each hidden layer; `()` for linear models. Chosen from the number of columns if None.
+        n_particles: the number of networks, a multiple of 4, or of 2 if a half-life is given; chosen likewise if None.
         half_life: in rows; data older than that count half. None determines how fast to forget.
         memory_rows: keep a uniform sample of this many rows, and learn from some of them again with every batch.
         neighbour_rows: rows kept beside the networks; the nearest take part in predictions. As many as fit in 16 MB
@@ -48,8 +48,8 @@ class OPVIClassifier(ClassifierMixin, OnlineEstimator):
 
     def __init__(
         self,
-        hidden: Sequence[int] = (100,),
-        n_particles: int = 20,
+        hidden: Sequence[int] | None = None,
+        n_particles: int | None = None,
         half_life: float | None = None,
         memory_rows: int = 0,
         neighbour_rows: int | None = None,

@@ -13,7 +13,7 @@ from opvi.adapters.sklearn._base import QUICK_ROWS, OnlineEstimator, whole
 from opvi.predictive import Predictive, Uncertainty
 from opvi.running._learners import one_learner
 from opvi.tracking import regressor
-from opvi.tracking._regressor import EARLY_ROWS
+from opvi.tracking.experts._usual import EARLY_ROWS
 from opvi.types import Array, ArrayLike, Sampler, Seed
 
 

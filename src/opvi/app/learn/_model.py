@@ -14,7 +14,8 @@ from opvi.app.learn._scales import Counts, Positive
 from opvi.running import Engine
 from opvi.running._rows import size_of
 from opvi.tracking import classifier, regressor, remembering, watched
-from opvi.tracking._regressor import EARLY_ROWS, chosen_seats, chosen_sizes
+from opvi.tracking._classifier import chosen_sizes
+from opvi.tracking.experts._usual import EARLY_ROWS, widths_for
 from opvi.types import Sampler, State, as_key
 
 BATCH = 20  # rows learnt at once
@@ -22,10 +23,6 @@ MOST_PARTICLES, MOST_ROWS, MOST_LAYERS, MOST_WIDTH = 100_000, 10**7, 16, 1 << 16
 MOST_BYTES = 1 << 30  # of a model's state
 WHILE_LEARNING = 4  # times its state a model needs, for temporaries and checkpoints
 SAMPLE = 256  # rows kept for the report, a uniform sample of all that were learnt
-
-
-# Settings that an older opvi did not have, and what it did.
-OLDER = {"neighbour_rows": 0, "fading_above": 12, "levels": False, "process": False, "seats": False}
 
 
 class Settings(NamedTuple):
@@ -37,11 +34,7 @@ class Settings(NamedTuple):
     memory_rows: int = 0
     warm_up: int = EARLY_ROWS
     seed: int = 0
-    neighbour_rows: int | None = None  # None: what the task recommends; runs of an older opvi have 0
-    fading_above: int = 0  # columns of a regression, above which those fade that do not help
-    levels: bool = True  # whether a regression learns the levels of values that repeat
-    process: bool = True  # whether a Gaussian process helps it while rows are few
-    seats: bool = True  # whether networks of a regression begin again, and larger, when columns have faded
+    neighbour_rows: int | None = None  # None: what the task recommends
 
 
 def checked(settings: Settings) -> Settings:
@@ -51,7 +44,6 @@ def checked(settings: Settings) -> Settings:
         "memory_rows": (0, MOST_ROWS),
         "neighbour_rows": (0, MOST_ROWS),
         "warm_up": (0, MOST_ROWS),
-        "fading_above": (0, MOST_ROWS),
         "seed": (0, 2**32 - 1),
     }
     for name, (low, high) in whole.items():
@@ -67,8 +59,6 @@ def checked(settings: Settings) -> Settings:
         raise ValueError(
             f"`hidden` is {str(settings.hidden)[:50]}, must be at most {MOST_LAYERS} widths from 1 to {MOST_WIDTH:,}."
         )
-    if not all(type(getattr(settings, name)) is bool for name in ("levels", "process", "seats")):
-        raise ValueError("`levels`, `process` and `seats` are switches: true or false.")
     return settings
 
 
@@ -91,18 +81,14 @@ def model(schema: Schema, settings: Settings, room: int | None = None) -> Sample
             half_life=half_life,
             warm_up=settings.warm_up,
             memory_rows=settings.neighbour_rows,
-            fading_above=settings.fading_above,
-            levels=settings.levels,
-            process=settings.process,
-            seats=settings.seats,
         )
     else:
         room = room or max(2, len(schema.classes))
         made = classifier(
             columns,
             room,
-            hidden=widths(schema, settings),
-            particles=particles or 20,
+            hidden=settings.hidden,
+            particles=particles,
             half_life=half_life,
             memory_rows=settings.neighbour_rows,
         )
@@ -157,17 +143,15 @@ def widths(schema: Schema, settings: Settings) -> tuple[int, ...]:
     if settings.hidden is not None:
         return tuple(settings.hidden)
     if schema.task == "classification":
-        return (100,)
-    columns = len(schema.features)
-    seats = chosen_seats(columns, None, None, settings.neighbour_rows, settings.fading_above) if settings.seats else 0
-    return chosen_sizes(columns, None, None, None, seats)[0]
+        return (chosen_sizes(len(schema.features))[0],)
+    return widths_for(len(schema.features))
 
 
 def describes(text: object, schema: Schema, settings: Settings) -> bool:
-    """Return whether a checkpoint's description matches this schema and these settings; older versions had fewer."""
+    """Return whether a checkpoint's description matches this schema and these settings."""
     try:
         columns, chosen = json.loads(str(text))
-        before = Settings(**{**OLDER, **chosen})
+        before = Settings(**chosen)
         before = before._replace(hidden=None if before.hidden is None else tuple(before.hidden))
         return Schema.from_json(columns) == schema and before == settings
     except (ValueError, TypeError):
@@ -196,7 +180,7 @@ def described(schema: Schema, settings: Settings) -> str:
 def about_model(run: RunDirectory, about: Json) -> tuple[Schema, Settings]:
     """Return the schema and the settings stored in a run's folder."""
     try:
-        settings = Settings(**{**OLDER, **about["settings"]})
+        settings = Settings(**about["settings"])
         hidden = None if settings.hidden is None else tuple(settings.hidden)
         return Schema.from_json(about["schema"]), settings._replace(hidden=hidden)
     except (KeyError, TypeError, ValueError, AttributeError) as error:

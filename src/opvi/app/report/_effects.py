@@ -13,11 +13,12 @@ import numpy as np
 
 from opvi.app.report._contents import Effect
 from opvi.predictive import Classes, Predictive, StudentT
-from opvi.tracking._calibration import DOF, NOISE, SPREAD, TILT
-from opvi.tracking._layers import outputs
-from opvi.tracking._regressor import Regressor, RegressorState
-from opvi.tracking._regressor_learning import standardised
-from opvi.tracking._scaling import divisor
+from opvi.tracking._inside import find
+from opvi.tracking._mixing._numbers import DOF, NOISE, SPREAD, TILT, NumbersState
+from opvi.tracking._recommended import Regressor
+from opvi.tracking._wrappers._scaling import Scale, divisor
+from opvi.tracking._wrappers._units import UnitsState
+from opvi.tracking.experts._networks import NetworksState
 from opvi.types import Array, ArrayLike, Sampler, State, Tree
 
 ROWS = 64  # that are averaged over
@@ -247,46 +248,64 @@ def innermost(sampler: Sampler, state: State) -> tuple[Sampler, Tree]:
     return sampler, state
 
 
-def confirmed(state: RegressorState) -> Array:
+def confirmed(state: State) -> Array:
     """Return the multiple of the particles' own variances that predictions made before learning have confirmed.
 
     Filters that forget can be far too uncertain where the data say little.
     """
-    scores = jax.nn.softmax(state.calibration.scores).reshape(len(DOF), len(NOISE), len(SPREAD), len(TILT))
+    head = find(state, NumbersState)
+    assert head is not None
+    scores = jax.nn.softmax(head.scores).reshape(len(DOF), len(NOISE), len(SPREAD), len(TILT))
     return scores.sum((0, 1, 3)) @ jnp.asarray(SPREAD, scores.dtype)
 
 
 def said(sampler: Sampler, state: State, x: np.ndarray) -> Said:
     """Return what the particles predict for the rows x `[B, k]`, B a multiple of 64.
 
-    A regressor predicts with the weighted mean of its networks, whose outputs are computed here. For other
-    samplers the components of the predictive stand for the particles.
+    A regressor's networks differ as they do, around what the whole model says. For other samplers the components of
+    the predictive stand for the particles.
     """
     inner, own = innermost(sampler, state)
-    out = _networks(inner, own, x) if isinstance(inner, Regressor) else _components(sampler, state, x)
+    nets = isinstance(inner, Regressor) and inner.networks is not None
+    out = _networks(inner, own, x) if nets else _components(sampler, state, x)
     return Said(*(np.asarray(part, float) for part in out))
 
 
 @partial(jax.jit, static_argnums=0)
-def _networks(sampler: Regressor, state: RegressorState, x: Array) -> tuple[Array, Array, Array]:
-    r"""With $\bar J$ the mean Jacobian of a group's rows and C a particle's covariance, its uncertainty is
+def _networks(sampler: Regressor, state: Tree, x: Array) -> tuple[Array, Array, Array]:
+    r"""With $\bar J$ the mean Jacobian of a group's rows and C a network's covariance, its uncertainty is
     $\sqrt{s \bar J C \bar J^\top}$, with s from `confirmed`.
     """
-    network, scale = sampler.network, state.scale
-    z, _ = standardised(state, x.astype(scale.mean.dtype), jnp.zeros(len(x), scale.mean.dtype))
+    model, (scale, weights) = sampler.model, (units_of(state), network_weights(state))
+    place = sampler.experts.index(sampler.networking)
 
-    seen = sampler.seen(state.seats, z)
+    def group(x: Array) -> tuple[Array, Array]:  # group by group: Jacobians are large
+        zero = jnp.zeros(len(x), scale.mean.dtype)
+        forecast = model.predict(state.model, model.rows(state.model, x, zero, zero))
+        belief = forecast.beliefs[place]
+        seen = belief.work
+        variance = (seen.J.mean(2) * seen.JC.mean(2)).sum((1, 2))
+        return seen.mean + (forecast.one.mean - belief.mean)[None], jnp.sqrt(jnp.maximum(variance, 0))
 
-    def one(particle: tuple[Array, Array, Array]) -> tuple[Array, Array]:  # one by one: Jacobians are large
-        w, kind, C = particle
-        y, jacobian = outputs(network, w, kind, seen)
-        J = jnp.moveaxis(sampler.blocks.gather(jacobian.reshape(-1, ROWS, network.dim).mean(1)), 0, 1)  # [K, groups, D]
-        return y, jnp.sqrt(jnp.maximum(((J @ C) * J).sum((0, 2)), 0))
-
-    y, doubt = jax.lax.map(one, (state.particles, sampler.each("kind", z), state.past.matrices))
+    y, doubt = jax.lax.map(group, x.astype(scale.mean.dtype).reshape(-1, ROWS, x.shape[1]))
+    y = jnp.moveaxis(y, 0, 1).reshape(y.shape[1], -1)
     unit = divisor(scale)[-1]
-    weights = jnp.broadcast_to(state.calibration.weights[:, None], y.shape)
-    return (y * unit + scale.mean[-1])[..., None], weights, doubt * unit * jnp.sqrt(confirmed(state))
+    shares = jnp.broadcast_to(weights[:, None], y.shape)
+    return (y * unit + scale.mean[-1])[..., None], shares, doubt.T * unit * jnp.sqrt(confirmed(state))
+
+
+def units_of(state: State) -> Scale:
+    """Return the units in use."""
+    found = find(state, UnitsState)
+    assert found is not None
+    return found.scale
+
+
+def network_weights(state: State) -> Array:
+    """Return how a regressor's networks are weighed."""
+    found = find(state, NetworksState)
+    assert found is not None
+    return found.members.weights
 
 
 @partial(jax.jit, static_argnums=0)

@@ -5,12 +5,14 @@ from collections.abc import Sequence
 import numpy as np
 
 from opvi.app.report._contents import Coefficient, Projection
-from opvi.app.report._effects import BAND, ROWS, confirmed, innermost, said, spread_out
+from opvi.app.report._effects import BAND, ROWS, confirmed, innermost, network_weights, said, spread_out, units_of
 from opvi.filters._covariance import variances
 from opvi.tracking._class_memory import MEMBERS
-from opvi.tracking._layers import RELU, SINE, TANH
-from opvi.tracking._regressor import Regressor, RegressorState
-from opvi.tracking._scaling import divisor
+from opvi.tracking._inside import find
+from opvi.tracking._recommended import Regressor
+from opvi.tracking._wrappers._scaling import divisor
+from opvi.tracking.experts._layers import RELU, SINE, TANH
+from opvi.tracking.experts._networks import Networks, NetworksState
 from opvi.types import ArrayLike, Sampler, State, Tree
 
 KINDS = {TANH: "tanh network", RELU: "ReLU network", SINE: "sine network"}
@@ -43,9 +45,11 @@ def projection(
     points, explained = plane(known.values.reshape(len(weights), -1), weights)
     inner, own = innermost(sampler, state)
     if isinstance(inner, Regressor):
-        kinds = [KINDS[kind] for kind in inner.settings.kind]
-        groups = kinds if inner.hidden else ["linear model"] * len(weights)
-        told, unit = [] if inner.hidden else _line(inner, own, features), "change of the prediction"
+        nets = inner.networks
+        kinds = [KINDS[kind] for kind in nets.settings.kind] if nets else ["component"] * len(weights)
+        groups = kinds if not nets or nets.hidden else ["linear model"] * len(weights)
+        told = _line(nets, own, features) if nets and not nets.hidden else []
+        unit = "change of the prediction"
     else:
         groups = _groups(own, len(weights))
         told, unit = [] if own.networks else _lines(own, features, classes), "change of the log odds"
@@ -68,14 +72,17 @@ def plane(values: np.ndarray, weights: np.ndarray) -> tuple[np.ndarray, tuple[fl
     return points, (float(shares[0]), float(shares[1]))
 
 
-def _line(sampler: Regressor, state: RegressorState, features: Sequence[str]) -> list[Coefficient]:
+def _line(nets: Networks, state: State, features: Sequence[str]) -> list[Coefficient]:
     """Return the coefficients with intervals, from the particles' weights and covariances, in units of y."""
-    w = np.asarray(state.particles, float)
-    own = np.asarray(sampler.blocks.scatter(variances(state.past)), float) * float(confirmed(state))
-    share = np.asarray(state.calibration.weights, float)[:, None]
+    inner = find(state, NetworksState)
+    assert inner is not None
+    w = np.asarray(inner.particles, float)
+    blocks = nets.blocks(w.shape[1] - 1)
+    own = np.asarray(blocks.scatter(variances(inner.past)), float) * float(confirmed(state))
+    share = np.asarray(network_weights(state), float)[:, None]
     mean = (share * w).sum(0)
     sd = np.sqrt((share * (np.maximum(own, 0) + (w - mean) ** 2)).sum(0))
-    unit = float(divisor(state.scale)[-1])
+    unit = float(divisor(units_of(state))[-1])
     return _named(features, unit * mean[:-1], unit * sd[:-1])
 
 

@@ -21,7 +21,7 @@ from opvi.scale.fleet._keyed import Keyed, Rounds, at_least_one, in_one
 from opvi.scale.fleet._pool import Population, pooled, with_population
 from opvi.scale.fleet._store import Store
 from opvi.scale.fleet._turns import in_turn
-from opvi.tracking._neighbours import without_memory
+from opvi.tracking._recommended import without_rows
 from opvi.types import Data, Info, Key, Sampler, Seed, Start, State, Tree, as_key
 
 POOLED = 4096  # models that a population is learnt from
@@ -89,7 +89,7 @@ class Fleet:
         if forget_after is not None and not forget_after > 0:
             raise ValueError(f"`forget_after` is {forget_after!r}, but must be a number of seconds greater than 0.")
         keep_programs()
-        self.sampler, self.batch_size, self.on_bad = without_memory(sampler), int(batch_size), on_bad
+        self.sampler, self.batch_size, self.on_bad = without_rows(sampler), int(batch_size), on_bad
         self.skipped = self.diverged = 0  # bad rows left out; rounds not finite, whose models stayed as they were
         self.cursor: Tree = None  # as it was last saved
         self._given = {"key": as_key(key), "batch_size": self.batch_size, "particles": particles, "lanes": lanes}

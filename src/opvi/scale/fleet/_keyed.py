@@ -18,7 +18,7 @@ from opvi.scale.fleet._alone import Alone, Fields
 from opvi.scale.fleet._ids import Id, Layout, as_arrays, checked_id, checked_ids, filled_up, hashed
 from opvi.scale.fleet._programs import Form
 from opvi.scale.fleet._workers import Workers, room_in_turns
-from opvi.tracking._neighbours import without_memory
+from opvi.tracking._recommended import without_rows
 from opvi.types import Batch, Data, Info, Key, Sampler, Seed, Start, State, Tree, as_key
 
 FORMAT = 1  # of records; part of their fingerprint
@@ -73,7 +73,7 @@ class Keyed:
         for name, value in (("batch_size", batch_size), ("lanes", 1 if lanes is None else lanes)):
             at_least_one(name, value)
         key = as_key(key)
-        sampler = without_memory(sampler)
+        sampler = without_rows(sampler)
         self.sampler, self.batch_size = sampler, int(batch_size)
         self._key = key if jnp.issubdtype(key.dtype, jax.dtypes.prng_key) else jax.random.wrap_key_data(key)
         self._start = particles
