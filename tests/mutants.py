@@ -1306,6 +1306,8 @@ MUTANTS = [
         "    checked(settings)\n",
         "    settings.particles and settings.particles > 10**6 and 1 / 0\n",
         "tests/app/test_files_fuzz.py -k run",
+    ),
+    Mutant(
         "units: the line does not follow a new mean of y",
         "src/opvi/tracking/experts/_linear.py",
         ".at[-1, 0].set(units.output_shift)",
