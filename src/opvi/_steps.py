@@ -13,6 +13,7 @@ from jax.experimental.xla_metadata import set_xla_metadata
 from jax.lax import optimization_barrier
 from jax.scipy.special import logsumexp
 
+from opvi._cpu import compiler_options
 from opvi._forks import Unforked, refuse_forked
 from opvi.predictive import Predictive, predict
 from opvi.targets import Target, as_particles, score
@@ -29,6 +30,7 @@ from opvi.types import (
     Schedule,
     Start,
     State,
+    StoresRows,
     Tree,
     at_round,
     shapes_of,
@@ -60,12 +62,18 @@ def compiled(step: Step) -> Step:
             return optimization_barrier(jax.tree.unflatten(leaves[1], marked))
         return optimization_barrier(inner(sampler, *optimization_barrier(arrays)))
 
-    program = jax.jit(outer, static_argnums=0)
+    nested = jax.jit(outer, static_argnums=0)  # in a program of others, which has options of its own
+
+    @functools.cache
+    def program(inner_loops: bool) -> Callable[..., Tree]:
+        options = compiler_options(False, inner_loops=inner_loops)  # asks JAX for its devices
+        return jax.jit(outer, static_argnums=0, compiler_options=options)
 
     @functools.wraps(outer)
     def called(sampler: Hashable, *arrays: Tree, **named: Tree) -> Tree:
         refuse_forked()
-        return program(sampler, *arrays, **named)
+        traced = any(isinstance(leaf, jax.core.Tracer) for leaf in jax.tree.leaves((arrays, named)))
+        return (nested if traced else program(isinstance(sampler, StoresRows)))(sampler, *arrays, **named)
 
     return cast(Step, called)
 

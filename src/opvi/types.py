@@ -1,7 +1,7 @@
 """The types that all packages share: batches, samplers, states, infos, field values and errors."""
 
 from collections.abc import Callable
-from typing import Any, NamedTuple, Protocol, TypeVar
+from typing import Any, NamedTuple, Protocol, TypeVar, runtime_checkable
 
 import jax
 import jax.numpy as jnp
@@ -117,6 +117,14 @@ class Sampler(Protocol[S]):
     @property
     def about(self) -> str:
         """One line: what was chosen, and why."""
+
+
+@runtime_checkable
+class StoresRows(Protocol):
+    """A sampler whose state grows with the stream: whoever compiles a loop over batches asks it for room first."""
+
+    def make_room(self, state: Any, batch: Batch, rounds: int = 1) -> Any:
+        """Return the state with room for so many batches of this shape."""
 
 
 class FieldValue(NamedTuple):

@@ -1,0 +1,1 @@
+"""The posterior of all rows: iterated batch importance sampling over stored rows."""

@@ -1,0 +1,302 @@
+r"""IBIS: particles with weights, and all rows stored, so that a stream in any order ends in the same posterior."""
+
+import math
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from opvi._steps import (
+    StepInfo,
+    TargetSampler,
+    check_example,
+    checked_count,
+    compiled,
+    dealt,
+    keep_if_finite,
+    predicted_rows,
+    root_mean_square,
+    tick,
+)
+from opvi.filters._covariance import exactly
+from opvi.filters._prior import gaussian_prior
+from opvi.filters.ibis._draws import sweep_chains, sweeps_for
+from opvi.filters.ibis._rejuvenation import (
+    FIRST_STEP,
+    Density,
+    Gaussian,
+    effective_number,
+    rejuvenate,
+)
+from opvi.filters.ibis._storage import (
+    Limits,
+    Storage,
+    faded,
+    keep,
+    limits_of,
+    no_storage,
+    room_needed,
+    rows_of,
+    with_room,
+    write_beyond,
+)
+from opvi.filters.ibis._sums import no_quadratic, row_likelihoods
+from opvi.predictive import Predictive
+from opvi.targets import Target, cast, check_batch
+from opvi.types import Array, Batch, Data, Key, Particles, Scalar, Seed, Start, Tree, as_key
+
+PARTICLES = 256
+EFFECTIVE = 0.5  # share of the particles: with fewer effective ones they are resampled and moved
+HALVINGS = 20  # of a batch's share, to find how much of it is enough at once
+SMALLEST_SHARE = 1e-4
+
+
+class IBISState(NamedTuple):
+    """What the next round needs, and nothing else."""
+
+    particles: Particles
+    log_weights: Array  # [n]
+    log_likelihood: Array  # [n]: of all rows at each particle, weighted as they are now, up to a constant
+    storage: Storage
+    step: Scalar  # of trajectories
+    accepted: Scalar  # share of the trajectories, at the last move
+    remembered: Scalar  # correlation of particles with where they began, after the last moves
+    round: Array
+    rows: Array
+    rejuvenations: Array  # so far
+    moves: Array  # so far
+
+
+@dataclass(frozen=True)
+class IBIS(TargetSampler):
+    """Settings of `ibis`."""
+
+    memory: float
+    half_life: float | None
+
+    def init(self, key: Key, particles: Start = None) -> IBISState:
+        """Return the state before any row."""
+        x = self.drawn(key, particles, at_least=2)
+        zero, none = jnp.zeros((), x.dtype), jnp.zeros((), jnp.int32)
+        even = jnp.full(len(x), -math.log(len(x)), x.dtype)
+        storage = no_storage(self.target.dim, x.dtype)
+        step = jnp.asarray(FIRST_STEP, x.dtype)
+        return IBISState(x, even, jnp.zeros_like(even), storage, step, zero, zero, none, none, none, none)
+
+    def make_room(self, state: IBISState, batch: Batch, rounds: int = 1) -> IBISState:
+        """Return the state with room for so many batches of this shape.
+
+        `opvi.run` and `step` ask for it by themselves. Call it before a loop of your own that is compiled as a whole.
+        """
+        storage = state.storage
+        size = len(batch.weight)
+        if isinstance(storage.count, jax.core.Tracer):
+            if len(storage.weight):
+                return state
+            count = 0
+        else:
+            count = int(storage.count)
+        room = room_needed(limits_of(self.memory, self.half_life, batch.data), batch.data, count, size * rounds, size)
+        return state._replace(storage=with_room(storage, batch.data, room))
+
+    def step(self, key: Key, state: IBISState, batch: Batch) -> tuple[IBISState, StepInfo]:
+        """Learn from a batch."""
+        batch = cast(batch, state.particles.dtype)
+        check_batch(self.target, state.particles[0], batch)
+        if len(state.storage.weight):
+            check_example(state.storage.data, batch.data)
+        return _step(self, key, self.make_room(state, batch), batch)
+
+    def predict(self, state: IBISState, x: Tree) -> Predictive:
+        """Return the posterior predictive at inputs x, each particle with its weight."""
+        return super().predict(state, x)._replace(log_weights=state.log_weights)  # type: ignore[attr-defined]
+
+    def draws(self, state: IBISState, key: Seed, n: int) -> Particles:  # type: ignore[override]
+        """Return n draws from the posterior: particles by weight, moved until they have forgotten where they began."""
+        count, key = checked_count(n), as_key(key)
+        if not len(state.storage.weight):
+            return _prior_draws(self.target, key, state.particles, count)
+        drawn = sweep_chains(
+            self.target,
+            sweeps_for(count, len(state.particles)),
+            key,
+            state.particles,
+            state.log_weights,
+            posterior_density(self, state),
+            state.step,
+        )
+        places = drawn.places.reshape(-1, drawn.places.shape[-1])
+        return places[:count]
+
+
+def ibis(
+    target: Target, *, memory: float = 64e6, half_life: float | None = None, particles: int = PARTICLES
+) -> IBIS:
+    r"""Track the posterior of all rows by iterated batch importance sampling (Chopin, 2002).
+
+    $$\log p_t(v) = \log p_0(v) + \sum_{r \le t} \gamma^{t - r} \ell_r(v), \qquad w_i \gets w_i\, p_t(v_i) / p_{t-1}(v_i)$$
+
+    Args:
+        memory: bytes for rows.
+    """
+    return IBIS(target, memory, half_life, particles=particles)
+
+
+def posterior_density(sampler: IBIS, state: IBISState) -> Density:
+    """Return the density that a state's particles represent."""
+    storage, x = state.storage, state.particles
+    limits = limits_of(sampler.memory, sampler.half_life, storage.data)
+    one, nothing = jnp.ones((), x.dtype), jnp.zeros(0, x.dtype)
+    rows = rows_of(storage, nothing, jnp.minimum(storage.count, limits.most), one, one)
+    return Density(rows, one, _start(sampler.target, x), no_quadratic(sampler.target.dim, x.dtype))
+
+
+def _prior_draws(target: Target, key: Key, x: Particles, n: int) -> Particles:
+    """Return draws from the prior where it is Gaussian, else starting particles, which are as near as is known."""
+    if gaussian_prior(target) is None:
+        return dealt(x, key, n)
+    start = _start(target, x)
+    return start.mean + start.sd * jax.random.normal(key, (n, target.dim), x.dtype)
+
+
+class _Tempered(NamedTuple):
+    """Particles on their way from one posterior to the next."""
+
+    x: Particles
+    log_weights: Array
+    old: Array  # [n]: log likelihood of the rows before
+    beta: Scalar  # share of the way
+    step: Scalar
+    accepted: Scalar
+    remembered: Scalar
+    rejuvenations: Array
+    moves: Array
+
+
+@compiled
+@exactly
+def _step(sampler: IBIS, key: Key, state: IBISState, batch: Batch) -> tuple[IBISState, StepInfo]:
+    target, x = sampler.target, state.particles
+    limits = limits_of(sampler.memory, sampler.half_life, batch.data)
+    clock = tick(state, batch)
+    key = jax.random.fold_in(key, clock.round)
+    said = _batch_likelihoods(target, x, batch)
+    log_predictive, predicted = predicted_rows(batch, said, state.log_weights)
+    gamma = jnp.ones((), x.dtype)
+    if sampler.half_life is not None:
+        gamma = jnp.exp2(-batch.weight.sum() / sampler.half_life)
+    top = jnp.minimum(state.storage.count, limits.most)
+    storage, weight = write_beyond(state.storage, batch, top)
+    first = state.round == 0
+    start = _start(target, x)
+    drawn = start.mean + start.sd * jax.random.normal(jax.random.fold_in(key, 0), x.shape, x.dtype)
+    x = jnp.where(first, drawn, x)
+
+    def density(beta: Scalar) -> Density:
+        old = 1 + beta * (gamma - 1)
+        rows = rows_of(storage, weight, top, old, beta)
+        beyond = no_quadratic(target.dim, x.dtype)
+        return Density(rows, jnp.where(first, beta, 1), start, beyond)
+
+    def gains(at: _Tempered) -> tuple[Array, Array]:
+        """Return how the log density changes on the whole way, and the batch's log likelihood."""
+        new = _batch_likelihoods(target, at.x, batch) @ batch.weight
+        prior = jax.vmap(lambda v: target.log_prior(target.unravel(v)) - start.log_density(v))(at.x)
+        gain = new + (gamma - 1) * at.old + jnp.where(first, prior, 0)
+        return jnp.where(jnp.isfinite(gain), gain, -1e30), new
+
+    def advance(at: _Tempered) -> _Tempered:
+        gain, _ = gains(at)
+        more = _largest_share(at.log_weights, gain, 1 - at.beta)
+        beta = jnp.where(more >= 1 - at.beta, 1, at.beta + more)
+        at = at._replace(log_weights=jax.nn.log_softmax(at.log_weights + more * gain), beta=beta)
+        poor = effective_number(at.log_weights) < EFFECTIVE * len(x)
+        return jax.lax.cond(poor | (beta < 1), renewed, lambda at: at, at)
+
+    def renewed(at: _Tempered) -> _Tempered:
+        here = density(at.beta)
+        now = jax.random.fold_in(key, 1 + at.rejuvenations)
+        chains, _ = rejuvenate(target, now, at.x, at.log_weights, here, at.step)
+        new = _batch_likelihoods(target, chains.x, batch) @ batch.weight
+        prior = jax.vmap(lambda v: here.prior_share * target.log_prior(target.unravel(v)))(chains.x)
+        held = jnp.where(here.prior_share < 1, (1 - here.prior_share) * jax.vmap(start.log_density)(chains.x), 0)
+        old = (chains.value - prior - held - at.beta * new) / (1 + at.beta * (gamma - 1))
+        even = jnp.full_like(at.log_weights, -math.log(len(x)))
+        return _Tempered(
+            chains.x,
+            even,
+            old - old.mean(),
+            at.beta,
+            chains.step,
+            chains.accepted,
+            chains.remembered,
+            at.rejuvenations + 1,
+            at.moves + chains.moves - 1,
+        )
+
+    zero = jnp.zeros((), jnp.int32)
+    begin = _Tempered(
+        x,
+        state.log_weights,
+        state.log_likelihood,
+        jnp.zeros((), x.dtype),
+        state.step,
+        state.accepted,
+        state.remembered,
+        zero,
+        zero,
+    )
+    end = jax.lax.while_loop(lambda at: at.beta < 1, advance, begin)
+    likelihood = gamma * end.old + _batch_likelihoods(target, end.x, batch) @ batch.weight
+    kept = keep(jax.random.fold_in(key, 2**20), faded(storage, gamma), limits, weight, top)
+    storage = kept.storage._replace(count=storage.count + (weight > 0).sum(dtype=jnp.int32))
+    new = IBISState(
+        end.x,
+        end.log_weights,
+        likelihood - likelihood.mean(),
+        storage,
+        end.step,
+        end.accepted,
+        end.remembered,
+        clock.round,
+        clock.rows,
+        state.rejuvenations + end.rejuvenations,
+        state.moves + end.moves,
+    )
+    new, finite = keep_if_finite(new, state, (end.x, end.log_weights), log_predictive)
+    info = StepInfo(clock.rows, log_predictive, root_mean_square(end.x - x), finite, predicted)
+    return new._replace(round=clock.round, rows=clock.rows), info
+
+
+def _batch_likelihoods(target: Target, x: Particles, batch: Batch) -> Array:
+    return jax.vmap(lambda v: jnp.where(batch.weight > 0, row_likelihoods(target, v, batch.data), 0))(x)
+
+
+def _start(target: Target, x: Particles) -> Gaussian:
+    """Return the Gaussian that the first batch begins at: the prior where it is one, else that of the particles."""
+    prior = gaussian_prior(target)
+    if prior is not None:
+        return Gaussian(jnp.asarray(prior.mean, x.dtype), jnp.sqrt(jnp.asarray(prior.variance, x.dtype)))
+    sd = x.std(0)
+    return Gaussian(x.mean(0), jnp.where(sd > 0, sd, 1))  # all biases may start at 0
+
+
+def _largest_share(log_weights: Array, gain: Array, left: Scalar) -> Scalar:
+    """Return how much of a change can be made at once: all of it, or what leaves half of the particles effective."""
+    wanted = EFFECTIVE * len(gain)
+
+    def enough(share: Scalar) -> Array:
+        return effective_number(log_weights + share * gain) >= wanted
+
+    def halve(_: int, given: tuple[Scalar, Scalar]) -> tuple[Scalar, Scalar]:
+        low, high = given
+        middle = (low + high) / 2
+        yes = enough(middle)
+        return jnp.where(yes, middle, low), jnp.where(yes, high, middle)
+
+    low, _ = jax.lax.fori_loop(0, HALVINGS, halve, (jnp.zeros_like(left), left))
+    all_at_once = effective_number(log_weights + left * gain) >= EFFECTIVE / 2 * len(gain)
+    return jnp.where(all_at_once, left, jnp.maximum(low, jnp.minimum(SMALLEST_SHARE, left)))
