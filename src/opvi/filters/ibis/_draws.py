@@ -30,7 +30,7 @@ def sweep_chains(
 ) -> Drawn:
     """Return where resampled particles are after several sweeps of moves, the first one long enough to forget."""
     one, two = jax.random.split(key)
-    chains, frame = rejuvenate(target, one, x, log_weights, density, step)
+    chains, frame, density = rejuvenate(target, one, x, log_weights, density, step)
 
     def sweep(s: Array, given: tuple[Chains, Array]) -> tuple[Chains, Array]:
         chains, places = given

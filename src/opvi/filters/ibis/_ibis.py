@@ -28,22 +28,25 @@ from opvi.filters.ibis._rejuvenation import (
     FIRST_STEP,
     Density,
     Gaussian,
+    Past,
     effective_number,
     rejuvenate,
 )
 from opvi.filters.ibis._storage import (
-    Limits,
     Storage,
     faded,
     keep,
+    leave,
     limits_of,
     no_storage,
+    overflows,
     room_needed,
     rows_of,
+    stands_for,
     with_room,
     write_beyond,
 )
-from opvi.filters.ibis._sums import no_quadratic, row_likelihoods
+from opvi.filters.ibis._sums import Quadratic, row_likelihoods
 from opvi.predictive import Predictive
 from opvi.targets import Target, cast, check_batch
 from opvi.types import Array, Batch, Data, Key, Particles, Scalar, Seed, Start, Tree, as_key
@@ -151,7 +154,10 @@ def posterior_density(sampler: IBIS, state: IBISState) -> Density:
     limits = limits_of(sampler.memory, sampler.half_life, storage.data)
     one, nothing = jnp.ones((), x.dtype), jnp.zeros(0, x.dtype)
     rows = rows_of(storage, nothing, jnp.minimum(storage.count, limits.most), one, one)
-    return Density(rows, one, _start(sampler.target, x), no_quadratic(sampler.target.dim, x.dtype))
+    past = None
+    if overflows(storage, limits, 1):
+        past = Past(storage.gone, storage.doubt, stands_for(storage, 0), one)
+    return Density(rows, one, _start(sampler.target, x), past)
 
 
 def _prior_draws(target: Target, key: Key, x: Particles, n: int) -> Particles:
@@ -174,6 +180,8 @@ class _Tempered(NamedTuple):
     remembered: Scalar
     rejuvenations: Array
     moves: Array
+    gone: Quadratic
+    doubt: Array
 
 
 @compiled
@@ -195,11 +203,14 @@ def _step(sampler: IBIS, key: Key, state: IBISState, batch: Batch) -> tuple[IBIS
     drawn = start.mean + start.sd * jax.random.normal(jax.random.fold_in(key, 0), x.shape, x.dtype)
     x = jnp.where(first, drawn, x)
 
-    def density(beta: Scalar) -> Density:
+    def density(at: _Tempered) -> Density:
+        beta = at.beta
         old = 1 + beta * (gamma - 1)
         rows = rows_of(storage, weight, top, old, beta)
-        beyond = no_quadratic(target.dim, x.dtype)
-        return Density(rows, jnp.where(first, beta, 1), start, beyond)
+        past = None
+        if overflows(storage, limits, len(weight)):
+            past = Past(at.gone, at.doubt, stands_for(storage, len(weight)) * old, old)
+        return Density(rows, jnp.where(first, beta, 1), start, past)
 
     def gains(at: _Tempered) -> tuple[Array, Array]:
         """Return how the log density changes on the whole way, and the batch's log likelihood."""
@@ -217,9 +228,11 @@ def _step(sampler: IBIS, key: Key, state: IBISState, batch: Batch) -> tuple[IBIS
         return jax.lax.cond(poor | (beta < 1), renewed, lambda at: at, at)
 
     def renewed(at: _Tempered) -> _Tempered:
-        here = density(at.beta)
         now = jax.random.fold_in(key, 1 + at.rejuvenations)
-        chains, _ = rejuvenate(target, now, at.x, at.log_weights, here, at.step)
+        chains, frame, here = rejuvenate(target, now, at.x, at.log_weights, density(at), at.step)
+        gone, doubt = at.gone._replace(at=frame.centre), at.doubt
+        if here.past is not None:
+            gone, doubt = here.past.gone, here.past.doubt
         new = _batch_likelihoods(target, chains.x, batch) @ batch.weight
         prior = jax.vmap(lambda v: here.prior_share * target.log_prior(target.unravel(v)))(chains.x)
         held = jnp.where(here.prior_share < 1, (1 - here.prior_share) * jax.vmap(start.log_density)(chains.x), 0)
@@ -235,6 +248,8 @@ def _step(sampler: IBIS, key: Key, state: IBISState, batch: Batch) -> tuple[IBIS
             chains.remembered,
             at.rejuvenations + 1,
             at.moves + chains.moves - 1,
+            gone,
+            doubt,
         )
 
     zero = jnp.zeros((), jnp.int32)
@@ -248,11 +263,16 @@ def _step(sampler: IBIS, key: Key, state: IBISState, batch: Batch) -> tuple[IBIS
         state.remembered,
         zero,
         zero,
+        storage.gone,
+        storage.doubt,
     )
     end = jax.lax.while_loop(lambda at: at.beta < 1, advance, begin)
     likelihood = gamma * end.old + _batch_likelihoods(target, end.x, batch) @ batch.weight
-    kept = keep(jax.random.fold_in(key, 2**20), faded(storage, gamma), limits, weight, top)
-    storage = kept.storage._replace(count=storage.count + (weight > 0).sum(dtype=jnp.int32))
+    storage = faded(storage._replace(gone=end.gone, doubt=end.doubt), gamma)
+    storage, leaving = keep(jax.random.fold_in(key, 2**20), storage, limits, weight, top)
+    if leaving is not None:
+        storage = leave(target, storage, leaving, top)
+    storage = storage._replace(count=storage.count + (weight > 0).sum(dtype=jnp.int32))
     new = IBISState(
         end.x,
         end.log_weights,

@@ -17,7 +17,10 @@ from opvi.filters.ibis._sums import (
     Rows,
     Sample,
     all_rows,
+    block_of,
+    blocks_in,
     expand,
+    row_likelihoods,
     sample_rows,
     sum_gradients,
     sum_values,
@@ -32,12 +35,31 @@ SMALLEST_STEP, LARGEST_STEP = 1e-3, 0.8
 QUARTER = math.pi / 2  # the length of a trajectory, after which a Gaussian's start is forgotten
 SHORTEST, LONGEST = 0.6, 1.2  # times the step: trajectories of one length would return to where they began
 MOST_LEAPS = 32
-FEWEST_MOVES, MOST_MOVES = 2, 16
-FORGOTTEN = 0.25  # mean correlation with where particles began, over parameters
+FEWEST_MOVES = 2
 FEWEST_ACCEPTED = 0.4  # share of the trajectories: with fewer, one more move
 LARGEST_ERROR = 1.0  # nats, over particles: above, the surrogate of a sample gives way to all rows
 MOSTLY = 0.9  # share of the particles at which the density must be finite
 SHRINKAGE = 0.7  # times d / effective number: how much of a covariance comes from the curvature
+
+
+class Limits(NamedTuple):
+    """When chains have moved enough."""
+
+    mean: float  # correlation with where they began, on average over parameters
+    slowest: float  # the largest
+    moves: int  # at most
+
+
+USUAL = Limits(0.25, 0.5, 16)
+
+
+class Past(NamedTuple):
+    """Rows that are not stored any more, and how many of them each stored row stands for."""
+
+    gone: Quadratic
+    doubt: Array  # [d, d]: the covariance of the error of its gradient
+    stands_for: Array  # [room]
+    share: Scalar  # what all of this is multiplied by
 
 
 class Density(NamedTuple):
@@ -49,7 +71,8 @@ class Density(NamedTuple):
     rows: Rows
     prior_share: Scalar  # a: 1 but for the first batch, which leads from a Gaussian to the prior and the rows at once
     start: "Gaussian"
-    beyond: Quadratic  # q, of rows no longer stored, less what the weights of the stored ones account for
+    past: Past | None  # None: all rows are stored
+    beyond: Quadratic | None = None  # q: rows not stored any more, less what the weights of stored ones account for
 
 
 class Gaussian(NamedTuple):
@@ -94,7 +117,8 @@ class Chains(NamedTuple):
     surrogate: Surrogate
     step: Scalar
     accepted: Scalar  # share, of the last move
-    remembered: Scalar  # mean correlation with where the chains began
+    remembered: Scalar  # mean correlation with where the chains began, over parameters
+    slowest: Scalar  # the largest
     moves: Array
     unseen: Array  # whether the values are still to be computed
 
@@ -125,7 +149,8 @@ def log_prior(target: Target, density: Density, v: Array) -> Scalar:
     a = density.prior_share
     prior = target.log_prior(target.unravel(v))
     start = jnp.where(a < 1, (1 - a) * density.start.log_density(v), 0)
-    return a * prior + start + density.beyond(v)
+    total = a * prior + start
+    return total if density.beyond is None else total + density.beyond(v)
 
 
 def fit_frame(target: Target, density: Density, curvature: Array, mean: Array, cov: Array, effective: Scalar) -> Frame:
@@ -211,6 +236,7 @@ def move_chains(target: Target, key: Key, density: Density, frame: Frame, began:
     error = jnp.std(jnp.where(jnp.isfinite(value), value - of_surrogate, 0))
     good = ~first | (error < LARGEST_ERROR) & (jnp.isfinite(value).mean() > MOSTLY)
     sample = surrogate.sample._replace(alone=alone & good)
+    correlation = correlations(began, frame.into(x))
     return Chains(
         x,
         jnp.where(yes, value, chains.value),
@@ -218,47 +244,92 @@ def move_chains(target: Target, key: Key, density: Density, frame: Frame, began:
         surrogate._replace(sample=sample),
         jnp.clip(step, SMALLEST_STEP, LARGEST_STEP),
         accepted,
-        correlation(began, frame.into(x)),
+        correlation.mean(),
+        correlation.max(),
         chains.moves + 1,
         alone & ~good,
     )
 
 
-def correlation(then: Array, now: Array) -> Scalar:
-    """Return the mean absolute correlation of coordinates, `[n, d]`, with what they were."""
+def correlations(then: Array, now: Array) -> Array:
+    """Return the absolute correlations of coordinates, `[n, d]`, with what they were."""
     then, now = (u - u.mean(0, keepdims=True) for u in (then, now))
     scale = jnp.sqrt((then**2).sum(0) * (now**2).sum(0)) + jnp.finfo(now.dtype).tiny ** 0.5
-    return jnp.abs((then * now).sum(0) / scale).mean()
+    return jnp.abs((then * now).sum(0) / scale)
 
 
 def begin_chains(x: Particles, surrogate: Surrogate, step: Scalar) -> Chains:
     """Return chains that have not moved yet."""
     zero, one = jnp.zeros((), x.dtype), jnp.ones((), x.dtype)
     value = jnp.zeros(len(x), x.dtype)
-    return Chains(x, value, value, surrogate, step, one, one, jnp.zeros((), jnp.int32), jnp.ones((), bool))
+    return Chains(x, value, value, surrogate, step, one, one, one, jnp.zeros((), jnp.int32), jnp.ones((), bool))
+
+
+def anchor(target: Target, density: Density, at: Array) -> Density:
+    r"""Return the density with what is known of rows no longer stored expanded around another point.
+
+    Their quadratic changes as those of the stored rows do that stand for them, whose likelihoods are known:
+    $g' = g + H (a' - a) + \sum_r \kappa_r [\nabla \ell_r(a') - \nabla \ell_r(a) - \nabla^2 \ell_r(a) (a' - a)]$.
+    """
+    if density.past is None:
+        return density
+    past = density.past
+    rows = density.rows._replace(weight=past.stands_for)
+    before = expand(target, rows, all_rows(rows), past.gone.at)
+    now = expand(target, rows, all_rows(rows), at)
+    change = jax.tree.map(jnp.subtract, now, before.moved_to(at))
+    gone = past.gone.moved_to(at).plus(change)
+    doubt = past.doubt + doubt_of_anchoring(target, density, at)
+    beyond = jax.tree.map(jnp.subtract, gone, now)._replace(at=at).scaled(past.share)
+    return density._replace(past=past._replace(gone=gone, doubt=doubt), beyond=beyond)
+
+
+def doubt_of_anchoring(target: Target, density: Density, at: Array) -> Array:
+    """Return the covariance, over samples of rows, of the change that `anchor` makes to a gradient: `[d, d]`."""
+    past = density.past
+    assert past is not None
+    rows, everything, before = density.rows, all_rows(density.rows), past.gone.at
+    own = jnp.where(past.stands_for > 0, rows.weight / past.share, 0)  # rows with those that they stand for
+
+    def add(k: Array, total: tuple[Array, Array, Array]) -> tuple[Array, Array, Array]:
+        data, weight = block_of(rows._replace(weight=past.stands_for * own), everything, k)
+
+        def gradients(v: Array) -> Array:
+            return jax.jacfwd(lambda v: row_likelihoods(target, v, data))(v)
+
+        here, along = jax.jvp(gradients, (before,), (at - before,))
+        change = gradients(at) - here - along
+        change = jnp.where(jnp.isfinite(change), change, 0)
+        return total[0] + (change * weight[:, None]).T @ change, total[1] + weight @ change, total[2] + weight.sum()
+
+    nothing = jnp.zeros_like(past.doubt), jnp.zeros_like(at), jnp.zeros((), at.dtype)
+    second, first, mass = jax.lax.fori_loop(0, blocks_in(rows, everything), add, nothing)
+    return second - first[:, None] * first[None] / jnp.maximum(mass, 1e-30)
 
 
 def rejuvenate(
     target: Target, key: Key, x: Particles, log_weights: Array, density: Density, step: Scalar
-) -> tuple[Chains, Frame]:
+) -> tuple[Chains, Frame, Density]:
     """Resample particles, and move them until they have forgotten where they began."""
     at, picked, moving = jax.random.split(key, 3)
     mean, cov, effective = weighted_moments(x, log_weights)
+    density = anchor(target, density, mean)
     surrogate, curvature = make_surrogate(target, picked, density, mean)
     frame = fit_frame(target, density, curvature, mean, cov, effective)
     x = x[resample_places(at, log_weights)]
     began = frame.into(x)
-    chains = move_until_forgotten(target, moving, density, frame, began, begin_chains(x, surrogate, step), FORGOTTEN)
-    return chains, frame
+    chains = move_until_forgotten(target, moving, density, frame, began, begin_chains(x, surrogate, step))
+    return chains, frame, density
 
 
 def move_until_forgotten(
-    target: Target, key: Key, density: Density, frame: Frame, began: Array, chains: Chains, forgotten: float
+    target: Target, key: Key, density: Density, frame: Frame, began: Array, chains: Chains, limits: Limits = USUAL
 ) -> Chains:
     """Move chains until their correlation with where they began is small."""
 
     def unsettled(at: Chains) -> Array:
-        enough = (at.moves > FEWEST_MOVES) & (at.accepted > FEWEST_ACCEPTED) & (at.remembered < forgotten)
-        return (at.moves <= MOST_MOVES) & ~enough
+        enough = (at.moves > FEWEST_MOVES) & (at.accepted > FEWEST_ACCEPTED)
+        enough &= (at.remembered < limits.mean) & (at.slowest < limits.slowest)
+        return (at.moves <= limits.moves) & ~enough
 
     return jax.lax.while_loop(unsettled, lambda at: move_chains(target, key, density, frame, began, at), chains)

@@ -8,7 +8,8 @@ import jax.numpy as jnp
 import numpy as np
 
 from opvi._steps import Layout, blank_rows, layout_of
-from opvi.filters.ibis._sums import BLOCK, Quadratic, Rows, no_quadratic
+from opvi.filters.ibis._sums import BLOCK, Quadratic, Rows, all_rows, expand, no_quadratic
+from opvi.targets import Target
 from opvi.types import Array, Batch, Data, Key, Scalar
 
 FADED = 1e-3  # rows of a smaller weight leave
@@ -102,6 +103,12 @@ def rows_of(storage: Storage, batch_weight: Array, top: Array, old: Scalar, new:
     return Rows(storage.data, weight, top + (batch_weight > 0).sum(dtype=jnp.int32))
 
 
+def stands_for(storage: Storage, size: int) -> Array:
+    """Return how many rows that are not stored any more each stored row stands for; the last `size` places are free."""
+    more = jnp.where(storage.weight > 0, storage.weight * (1 / storage.inclusion - 1), 0)
+    return jnp.where(jnp.arange(len(more)) < len(more) - size, more, 0)
+
+
 def write_beyond(storage: Storage, batch: Batch, top: Array) -> tuple[Storage, Array]:
     """Write a batch into the places from `top` on, padding last; return its rows' weights in that order."""
     order = jnp.argsort(batch.weight <= 0, stable=True)
@@ -125,7 +132,23 @@ class Kept(NamedTuple):
     """Storage after a batch, and the rows that have left it, which lie in the places from `top` on."""
 
     storage: Storage
-    leaving: Array  # [batch]: weights of the rows that leave
+    leaving: Array | None  # [batch]: weights of the rows that leave; None where all stay
+
+
+def overflows(storage: Storage, limits: Limits, size: int) -> bool:
+    """Return whether rows may leave; as long as the room is smaller, all of it is for rows that stay."""
+    return len(storage.weight) >= limits.most + size
+
+
+def leave(target: Target, storage: Storage, leaving: Array, top: Array) -> Storage:
+    """Return storage whose quadratic holds the rows that leave."""
+    size = len(leaving)
+
+    def cut(leaf: Array) -> Array:
+        return jax.lax.dynamic_slice_in_dim(leaf, top, size)
+
+    rows = Rows(jax.tree.map(cut, storage.data), leaving, jnp.asarray(size, jnp.int32))
+    return storage._replace(gone=storage.gone.plus(expand(target, rows, all_rows(rows), storage.gone.at)))
 
 
 def keep(key: Key, storage: Storage, limits: Limits, weight: Array, top: Array) -> Kept:
@@ -136,9 +159,9 @@ def keep(key: Key, storage: Storage, limits: Limits, weight: Array, top: Array) 
     """
     (size,), most = weight.shape, limits.most
     positions = top + jnp.arange(size, dtype=jnp.int32)
-    if len(storage.weight) < most + size:  # so little room that all of it is for rows that stay
+    if not overflows(storage, limits, size):
         stored = jax.lax.dynamic_update_slice(storage.weight, weight, (top,))
-        return Kept(storage._replace(weight=stored), jnp.zeros_like(weight))
+        return Kept(storage._replace(weight=stored), None)
     new = (weight > 0).sum(dtype=jnp.int32)
     stays = positions < most
     stored = jax.lax.dynamic_update_slice(storage.weight, jnp.where(stays, weight, 0), (top,))
