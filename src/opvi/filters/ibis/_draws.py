@@ -8,19 +8,19 @@ import jax
 import jax.numpy as jnp
 
 from opvi.filters._covariance import exactly
-from opvi.filters.ibis._rejuvenation import Chains, Density, Frame, move_chains, rejuvenate
+from opvi.filters.ibis._rejuvenation import Chains, Density, Limits, move_until_forgotten, resample_chains
 from opvi.targets import Target
 from opvi.types import Array, Key, Particles
 
-BETWEEN = 2  # moves between two draws of a chain
+THOROUGH = Limits(0.12, 0.25, 100)  # when chains have forgotten where they began
 
 
 class Drawn(NamedTuple):
     """Draws, and the chains that made them."""
 
     places: Array  # [sweeps, n, d]
-    chains: Chains
-    frame: Frame
+    accepted: Array  # share of the trajectories
+    remembered: Array  # largest correlation, over parameters and sweeps, with where chains were a sweep before
 
 
 @partial(jax.jit, static_argnums=(0, 1))
@@ -29,23 +29,17 @@ def sweep_chains(
     target: Target, sweeps: int, key: Key, x: Particles, log_weights: Array, density: Density, step: Array
 ) -> Drawn:
     """Return where resampled particles are after several sweeps of moves, the first one long enough to forget."""
-    one, two = jax.random.split(key)
-    chains, frame, density = rejuvenate(target, one, x, log_weights, density, step)
+    chains, frame, density = resample_chains(target, key, x, log_weights, density, step)
+    moving = jax.random.fold_in(key, 0)
 
-    def sweep(s: Array, given: tuple[Chains, Array]) -> tuple[Chains, Array]:
-        chains, places = given
-        began = frame.into(chains.x)
-        moves = jnp.where(s == 0, 0, BETWEEN)
+    def sweep(s: Array, given: tuple[Chains, Array, Array]) -> tuple[Chains, Array, Array]:
+        chains, places, slowest = given
+        chains = move_until_forgotten(target, moving, density, frame, chains, THOROUGH)
+        return chains, places.at[s].set(chains.x), jnp.maximum(slowest, chains.slowest)
 
-        def move(_: Array, at: Chains) -> Chains:
-            return move_chains(target, two, density, frame, began, at)
-
-        chains = jax.lax.fori_loop(0, moves, move, chains)
-        return chains, places.at[s].set(chains.x)
-
-    places = jnp.zeros((sweeps, *x.shape), x.dtype)
-    chains, places = jax.lax.fori_loop(0, sweeps, sweep, (chains, places))
-    return Drawn(places, chains, frame)
+    begin = chains, jnp.zeros((sweeps, *x.shape), x.dtype), jnp.zeros((), x.dtype)
+    chains, places, slowest = jax.lax.fori_loop(0, sweeps, sweep, begin)
+    return Drawn(places, chains.accepted, slowest)
 
 
 def sweeps_for(n: int, chains: int) -> int:

@@ -34,7 +34,8 @@ FIRST_STEP = 0.4  # of a trajectory, in standard deviations
 SMALLEST_STEP, LARGEST_STEP = 1e-3, 0.8
 QUARTER = math.pi / 2  # the length of a trajectory, after which a Gaussian's start is forgotten
 SHORTEST, LONGEST = 0.6, 1.2  # times the step: trajectories of one length would return to where they began
-MOST_LEAPS = 32
+PATIENCE, LONG = 5, 4.0  # moves after which trajectories become so many times as long: bent densities need it
+MOST_LEAPS = 64
 FEWEST_MOVES = 2
 FEWEST_ACCEPTED = 0.4  # share of the trajectories: with fewer, one more move
 LARGEST_ERROR = 1.0  # nats, over particles: above, the surrogate of a sample gives way to all rows
@@ -121,6 +122,7 @@ class Chains(NamedTuple):
     slowest: Scalar  # the largest
     moves: Array
     unseen: Array  # whether the values are still to be computed
+    patient: Array  # False once trajectories of the usual length have not been enough
 
 
 def weighted_moments(x: Particles, log_weights: Array) -> tuple[Array, Array, Scalar]:
@@ -199,7 +201,8 @@ def move_chains(target: Target, key: Key, density: Density, frame: Frame, began:
     p = noise[:, :d]
     chance_of_length, chance_to_stay = jax.scipy.stats.norm.cdf(noise[:, d:]).T
     length = chains.step * (SHORTEST + (LONGEST - SHORTEST) * chance_of_length[:, None])
-    leaps = jnp.where(first, 0, jnp.clip(jnp.round(QUARTER / chains.step), 2, MOST_LEAPS).astype(jnp.int32))
+    far = jnp.where(chains.patient, 1.0, LONG) * QUARTER
+    leaps = jnp.where(first, 0, jnp.clip(jnp.round(far / chains.step), 2, MOST_LEAPS).astype(jnp.int32))
     surrogate = chains.surrogate
     alone = surrogate.sample.alone
 
@@ -248,6 +251,7 @@ def move_chains(target: Target, key: Key, density: Density, frame: Frame, began:
         correlation.max(),
         chains.moves + 1,
         alone & ~good,
+        chains.patient,
     )
 
 
@@ -262,7 +266,7 @@ def begin_chains(x: Particles, surrogate: Surrogate, step: Scalar) -> Chains:
     """Return chains that have not moved yet."""
     zero, one = jnp.zeros((), x.dtype), jnp.ones((), x.dtype)
     value = jnp.zeros(len(x), x.dtype)
-    return Chains(x, value, value, surrogate, step, one, one, one, jnp.zeros((), jnp.int32), jnp.ones((), bool))
+    return Chains(x, value, value, surrogate, step, one, one, one, jnp.zeros((), jnp.int32), jnp.ones((), bool), jnp.ones((), bool))
 
 
 def anchor(target: Target, density: Density, at: Array) -> Density:
@@ -307,29 +311,48 @@ def doubt_of_anchoring(target: Target, density: Density, at: Array) -> Array:
     return second - first[:, None] * first[None] / jnp.maximum(mass, 1e-30)
 
 
-def rejuvenate(
+class Prepared(NamedTuple):
+    """Resampled particles, and what their moves need."""
+
+    chains: Chains
+    frame: Frame
+    density: Density  # anchored at the particles' mean
+
+
+def resample_chains(
     target: Target, key: Key, x: Particles, log_weights: Array, density: Density, step: Scalar
-) -> tuple[Chains, Frame, Density]:
-    """Resample particles, and move them until they have forgotten where they began."""
-    at, picked, moving = jax.random.split(key, 3)
+) -> Prepared:
+    """Return chains that begin at resampled particles."""
+    at, picked = jax.random.split(key)
     mean, cov, effective = weighted_moments(x, log_weights)
     density = anchor(target, density, mean)
     surrogate, curvature = make_surrogate(target, picked, density, mean)
     frame = fit_frame(target, density, curvature, mean, cov, effective)
-    x = x[resample_places(at, log_weights)]
-    began = frame.into(x)
-    chains = move_until_forgotten(target, moving, density, frame, began, begin_chains(x, surrogate, step))
-    return chains, frame, density
+    return Prepared(begin_chains(x[resample_places(at, log_weights)], surrogate, step), frame, density)
+
+
+def rejuvenate(
+    target: Target, key: Key, x: Particles, log_weights: Array, density: Density, step: Scalar
+) -> Prepared:
+    """Resample particles, and move them until they have forgotten where they began."""
+    chains, frame, density = resample_chains(target, key, x, log_weights, density, step)
+    moving = jax.random.fold_in(key, 0)
+    return Prepared(move_until_forgotten(target, moving, density, frame, chains, USUAL), frame, density)
 
 
 def move_until_forgotten(
-    target: Target, key: Key, density: Density, frame: Frame, began: Array, chains: Chains, limits: Limits = USUAL
+    target: Target, key: Key, density: Density, frame: Frame, chains: Chains, limits: Limits
 ) -> Chains:
     """Move chains until their correlation with where they began is small."""
+    began, start = frame.into(chains.x), chains.moves
 
     def unsettled(at: Chains) -> Array:
-        enough = (at.moves > FEWEST_MOVES) & (at.accepted > FEWEST_ACCEPTED)
+        enough = (at.moves - start > FEWEST_MOVES) & (at.accepted > FEWEST_ACCEPTED)
         enough &= (at.remembered < limits.mean) & (at.slowest < limits.slowest)
-        return (at.moves <= limits.moves) & ~enough
+        return (at.moves - start <= limits.moves) & ~enough
 
-    return jax.lax.while_loop(unsettled, lambda at: move_chains(target, key, density, frame, began, at), chains)
+    def move(at: Chains) -> Chains:
+        at = at._replace(patient=at.patient & (at.moves - start <= PATIENCE))
+        return move_chains(target, key, density, frame, began, at)
+
+    return jax.lax.while_loop(unsettled, move, chains)
