@@ -12,6 +12,7 @@ from opvi import tracking as tracking
 from opvi import types as types
 from opvi.filters import gain_one as gain_one
 from opvi.filters import gauss_newton as gauss_newton
+from opvi.filters import ibis as ibis
 from opvi.filters import kfac as kfac
 from opvi.filters import linear_ekf as linear_ekf
 from opvi.filters import sl_opvi as sl_opvi

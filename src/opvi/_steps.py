@@ -97,6 +97,7 @@ def in_one_program(init: Init) -> Init:
 
 LARGEST_COUNT = 2**31 - 1  # counters stop here instead of turning negative on an endless stream
 LARGEST_BATCH = 2.0**30
+NOT_THE_POSTERIOR = "not the posterior:"  # how `about` begins where a sampler approximates it, and how well is unknown
 PARTICLES = 100  # drawn by a sampler of a target if nobody says how many
 
 

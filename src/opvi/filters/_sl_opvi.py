@@ -259,7 +259,8 @@ def _believed(sampler: SLOPVI, state: LinearisedState, own: Frame) -> Callable[[
 @exactly
 def _ratios(sampler: SLOPVI, key: Key, state: LinearisedState, draws: Particles) -> tuple[Ratios, Ratios]:
     halves = jnp.moveaxis(draws, 1, 0).reshape(2, -1, draws.shape[-1])  # of the chains
-    return ratios(key, _believed(sampler, state, frame(state.particles)), halves)
+    believed = _believed(sampler, state, frame(state.particles))
+    return ratios(key, believed, jax.vmap(believed), halves)
 
 
 def _diagnosis(sampler: SLOPVI, key: Key, state: LinearisedState) -> Diagnosis:

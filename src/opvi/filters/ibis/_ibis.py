@@ -10,18 +10,22 @@ import jax.numpy as jnp
 import numpy as np
 
 from opvi._steps import (
+    Layout,
     StepInfo,
     TargetSampler,
+    blank_rows,
     check_example,
     checked_count,
     compiled,
     dealt,
     keep_if_finite,
+    layout_of,
     predicted_rows,
     root_mean_square,
     tick,
 )
 from opvi.filters._covariance import exactly
+from opvi.filters._evidence import joined, log_mass, warn_if_uncertain
 from opvi.filters._prior import gaussian_prior
 from opvi.filters.ibis._draws import sweep_chains, sweeps_for
 from opvi.filters.ibis._rejuvenation import (
@@ -31,6 +35,15 @@ from opvi.filters.ibis._rejuvenation import (
     Past,
     effective_number,
     rejuvenate,
+)
+from opvi.filters.ibis._reports import (
+    LOOKED_AT,
+    Diagnosis,
+    concerns_of_memory,
+    evidence_ratios,
+    look_at_rows,
+    lost_of,
+    measures_of,
 )
 from opvi.filters.ibis._storage import (
     Storage,
@@ -51,10 +64,15 @@ from opvi.predictive import Predictive
 from opvi.targets import Target, cast, check_batch
 from opvi.types import Array, Batch, Data, Key, Particles, Scalar, Seed, Start, Tree, as_key
 
-PARTICLES = 256
+MEMORY = 64e6  # bytes
+PARTICLES = 512
+MANY_PARAMETERS, FEW_PARTICLES = 50, 128  # above so many parameters, fewer particles: curvature tells more than they do
+FREE_PLACES = 64  # for a batch, in room that is made before the first one
 EFFECTIVE = 0.5  # share of the particles: with fewer effective ones they are resampled and moved
 HALVINGS = 20  # of a batch's share, to find how much of it is enough at once
 SMALLEST_SHARE = 1e-4
+EVIDENCE_DRAWS = 2048
+LARGEST_MEMORY, MEMORY_BY_CHANCE = 0.25, 3.5  # a + b / √chains: correlations above this are memory
 
 
 class IBISState(NamedTuple):
@@ -77,8 +95,9 @@ class IBISState(NamedTuple):
 class IBIS(TargetSampler):
     """Settings of `ibis`."""
 
-    memory: float
+    memory: float  # bytes
     half_life: float | None
+    layout: Layout | None = None  # of the rows, where an example was given
 
     def init(self, key: Key, particles: Start = None) -> IBISState:
         """Return the state before any row."""
@@ -86,6 +105,10 @@ class IBIS(TargetSampler):
         zero, none = jnp.zeros((), x.dtype), jnp.zeros((), jnp.int32)
         even = jnp.full(len(x), -math.log(len(x)), x.dtype)
         storage = no_storage(self.target.dim, x.dtype)
+        if self.layout is not None:
+            rows = blank_rows(self.layout, 1, x.dtype)
+            limits = limits_of(self.memory, self.half_life, rows)
+            storage = with_room(storage, rows, room_needed(limits, rows, 0, 0, FREE_PLACES))
         step = jnp.asarray(FIRST_STEP, x.dtype)
         return IBISState(x, even, jnp.zeros_like(even), storage, step, zero, zero, none, none, none, none)
 
@@ -96,12 +119,14 @@ class IBIS(TargetSampler):
         """
         storage = state.storage
         size = len(batch.weight)
-        if isinstance(storage.count, jax.core.Tracer):
-            if len(storage.weight):
-                return state
-            count = 0
-        else:
-            count = int(storage.count)
+        if isinstance(storage.count, jax.core.Tracer) and len(storage.weight):
+            if len(storage.weight) <= size:
+                raise ValueError(
+                    f"the state has room for {len(storage.weight)} rows, but a batch has {size}. Before a loop that is "
+                    "compiled as a whole, ask for room: `state = sampler.make_room(state, batch, rounds)`."
+                )
+            return state
+        count = 0 if isinstance(storage.count, jax.core.Tracer) else int(storage.count)
         room = room_needed(limits_of(self.memory, self.half_life, batch.data), batch.data, count, size * rounds, size)
         return state._replace(storage=with_room(storage, batch.data, room))
 
@@ -134,18 +159,104 @@ class IBIS(TargetSampler):
         places = drawn.places.reshape(-1, drawn.places.shape[-1])
         return places[:count]
 
+    def stored_rows(self, state: IBISState) -> tuple[Data, Array]:
+        """Return the rows that are stored, and how many rows each of them is: 0 where there is none."""
+        return state.storage.data, state.storage.weight
+
+    def diagnosis(self, state: IBISState, key: Seed = 0) -> Diagnosis:
+        """Return how far the posterior can be trusted; `diagnosis.concerns()` says what to do where it cannot."""
+        stored = np.flatnonzero(np.asarray(state.storage.weight) > 0)
+        if not len(stored):
+            raise ValueError("there is nothing to diagnose yet: no row was learnt.")
+        density = posterior_density(self, state)
+        key = as_key(key)
+        drawn = sweep_chains(self.target, 1, key, state.particles, state.log_weights, density, state.step)
+        draws = np.asarray(drawn.places[0], float)
+        picked = stored[np.linspace(0, len(stored) - 1, LOOKED_AT).astype(int)]
+        there = look_at_rows(self.target, density, drawn.places[0], jnp.asarray(picked, jnp.int32))
+        x, w = np.asarray(state.particles, float), np.exp(np.asarray(state.log_weights, float))
+        mean = w @ x / w.sum()
+        sd = draws.std(0)
+        ratio = np.sqrt(w @ (x - mean) ** 2 / w.sum()) / sd
+        return Diagnosis(
+            effective=float(w.sum() ** 2 / (w**2).sum()),
+            shift=float((np.abs(draws.mean(0) - mean) / sd).max()),
+            narrow=float(ratio.min()),
+            wide=float(ratio.max()),
+            accepted=float(drawn.accepted),
+            remembered=float(drawn.remembered),
+            limit=LARGEST_MEMORY + MEMORY_BY_CHANCE / math.sqrt(len(x)),
+            lost=_lost(state, draws, float(there.misfit)),
+            misfit=float(there.misfit),
+            rows=int(state.rows),
+            stored=len(stored),
+            particles=len(x),
+            **measures_of(there),
+        )
+
+    def concerns(self, state: IBISState) -> list[str]:
+        """Return the concerns that can be found at no cost: rows that did not fit into the memory."""
+        stored = int((np.asarray(state.storage.weight) > 0).sum())
+        return concerns_of_memory(_lost(state, np.asarray(state.particles, float), 0.0), int(state.rows), stored)
+
+    def log_evidence(self, state: IBISState, key: Seed = 0) -> float:
+        r"""Return $\log p(\text{rows so far})$, in nats, from draws and the rows stored; it may be asked at any time.
+
+        Densities of rows must be normalised, and that of the prior too unless it is Gaussian. It is nan with a
+        half-life, because rows that fade have no such density.
+        """
+        if self.half_life is not None or not len(state.storage.weight):
+            return 0.0 if self.half_life is None else math.nan
+        one, two = jax.random.split(as_key(key))
+        density = posterior_density(self, state)
+        sweeps = sweeps_for(EVIDENCE_DRAWS, len(state.particles))
+        drawn = sweep_chains(self.target, sweeps, one, state.particles, state.log_weights, density, state.step)
+        halves = jnp.stack(jnp.split(drawn.places.reshape(sweeps, 2, -1, self.target.dim), 2, 1))[:, :, 0]
+        found, constant = evidence_ratios(self.target, two, density, halves.reshape(2, -1, self.target.dim))
+        evidence = joined(found)
+        warn_if_uncertain(evidence)
+        return evidence.value + float(np.asarray(constant, float).sum()) - log_mass(self.target)
+
 
 def ibis(
-    target: Target, *, memory: float = 64e6, half_life: float | None = None, particles: int = PARTICLES
+    target: Target,
+    *,
+    memory: float = MEMORY,
+    half_life: float | None = None,
+    particles: int | None = None,
+    example: Data = None,
 ) -> IBIS:
-    r"""Track the posterior of all rows by iterated batch importance sampling (Chopin, 2002).
+    r"""Track the posterior of all rows by iterated batch importance sampling (IBIS; Chopin, 2002).
 
-    $$\log p_t(v) = \log p_0(v) + \sum_{r \le t} \gamma^{t - r} \ell_r(v), \qquad w_i \gets w_i\, p_t(v_i) / p_{t-1}(v_i)$$
+    $$p_t(v) \propto p_0(v) \prod_{r \le t} p(r \mid v)^{\gamma^{t - r}}, \qquad
+    w_i \gets w_i\, \frac{p_t(v_i)}{p_{t-1}(v_i)}$$
+
+    Rows are stored, and particles carry weights. Where fewer than half of the particles are effective, they are
+    resampled and moved by Hamiltonian trajectories that leave the posterior of all rows invariant; a batch that is too
+    much at once is tempered. Trajectories follow a difference estimator, from a sample of the rows; whether they are
+    accepted is decided by all rows. So the posterior does not depend on the order of the rows.
+
+    When the memory is full, a uniform sample of the rows stays (algorithm R). The others are known by the quadratic of
+    their likelihood around the particles' mean, which follows the particles as that of the sample does.
 
     Args:
-        memory: bytes for rows.
+        target: any target; a row costs about (particles · parameters · some hundred) operations on a stream that stands
+            still, more where it changes.
+        memory: bytes for rows, at most; room for them grows with the stream.
+        half_life: rows after which a row counts half, $\gamma = 2^{-1/\mathrm{half\,life}}$; None never forgets.
+            Rows that count less than a thousandth leave.
+        particles: how many; 512 for up to 50 parameters, otherwise 128 if omitted.
+        example: rows in the form the stream will have, to have room for them from the start, as loops need that are
+            compiled as a whole; otherwise the first batch shows their form.
     """
-    return IBIS(target, memory, half_life, particles=particles)
+    if not memory > 0:
+        raise ValueError(f"`memory` is {memory}, but must be a number of bytes above 0.")
+    if half_life is not None and not half_life > 0:
+        raise ValueError(f"`half_life` is {half_life}, but must be a number of rows above 0, or None to never forget.")
+    half_life = None if half_life is None or math.isinf(half_life) else float(half_life)
+    count = (FEW_PARTICLES if target.dim > MANY_PARAMETERS else PARTICLES) if particles is None else particles
+    layout = None if example is None else layout_of(example)
+    return IBIS(target, float(memory), half_life, layout, particles=count)
 
 
 def posterior_density(sampler: IBIS, state: IBISState) -> Density:
@@ -158,6 +269,14 @@ def posterior_density(sampler: IBIS, state: IBISState) -> Density:
     if overflows(storage, limits, 1):
         past = Past(storage.gone, storage.doubt, stands_for(storage, 0), one)
     return Density(rows, one, _start(sampler.target, x), past)
+
+
+def _lost(state: IBISState, draws: np.ndarray, misfit: float) -> float:
+    """Return by how many standard deviations rows that are not stored may have moved a mean."""
+    if not np.asarray(state.storage.doubt).any() and not misfit:
+        return 0.0
+    cov = np.atleast_2d(np.cov(draws.T))
+    return lost_of(np.asarray(state.storage.doubt), cov, misfit)
 
 
 def _prior_draws(target: Target, key: Key, x: Particles, n: int) -> Particles:
@@ -286,7 +405,8 @@ def _step(sampler: IBIS, key: Key, state: IBISState, batch: Batch) -> tuple[IBIS
         state.rejuvenations + end.rejuvenations,
         state.moves + end.moves,
     )
-    new, finite = keep_if_finite(new, state, (end.x, end.log_weights), log_predictive)
+    fits = top + len(weight) <= len(storage.weight)
+    new, finite = keep_if_finite(new, state, (end.x, end.log_weights), jnp.where(fits, log_predictive, jnp.nan))
     info = StepInfo(clock.rows, log_predictive, root_mean_square(end.x - x), finite, predicted)
     return new._replace(round=clock.round, rows=clock.rows), info
 
