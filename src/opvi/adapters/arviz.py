@@ -11,7 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from opvi._steps import dealt, posterior_draws
-from opvi.filters import GaussNewtonState, LinearisedState
+from opvi.filters import GaussNewtonState, IBISState, SLOPVIState
 from opvi.predictive import predict
 from opvi.running._rows import batch
 from opvi.targets import Target, cast
@@ -45,7 +45,7 @@ def to_arviz(
     """Return particles and what they say about some rows as ArviZ's container: `InferenceData`, or a `DataTree`.
 
     The draws of the one chain are the particles, or, of a sampler whose particles hold covariances
-    (`opvi.gauss_newton`) or weights (`opvi.sl_opvi`), draws from what it believes: `sampler.draws(state, key, n)`.
+    (`opvi.gauss_newton`) or weights (`opvi.ibis`, `opvi.sl_opvi`), draws from what it believes: `sampler.draws(state, key, n)`.
     Attributes hold the position in the stream. Particles are placed, not drawn one after the other, so ESS and R-hat
     mean nothing: `az.summary(..., kind="stats")` leaves them out.
 
@@ -97,7 +97,7 @@ def _drawn(state: State, sampler: Sampler | None, draws: int | None, key: Key) -
     while hasattr(inner, "inner"):
         inner = inner.inner
     spread = isinstance(inner, GaussNewtonState)
-    drawn = spread or isinstance(inner, LinearisedState)
+    drawn = spread or isinstance(inner, IBISState | SLOPVIState)
     if draws is not None and draws < 1:
         raise ValueError(f"`draws` is {draws}, but must be at least 1.")
     if sampler is not None and (drawn or draws is not None):

@@ -27,8 +27,8 @@ from opvi.filters._merging import merge as merge
 from opvi.filters.ibis import IBIS as IBIS
 from opvi.filters.ibis import IBISState as IBISState
 from opvi.filters.ibis import ibis as ibis
-from opvi.filters._sl_opvi import SLOPVI as SLOPVI
-from opvi.filters._sl_opvi import LinearisedState as LinearisedState
-from opvi.filters._sl_opvi import sl_opvi as sl_opvi
-from opvi.filters._whitening import Pace as Pace
 from opvi.filters._withdrawing import withdraw as withdraw
+from opvi.filters.sl_opvi import SLOPVI as SLOPVI
+from opvi.filters.sl_opvi import Pace as Pace
+from opvi.filters.sl_opvi import SLOPVIState as SLOPVIState
+from opvi.filters.sl_opvi import sl_opvi as sl_opvi

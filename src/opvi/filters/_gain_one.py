@@ -9,8 +9,8 @@ import jax.numpy as jnp
 from opvi._factors import cholesky, eigenvectors
 from opvi._steps import StepInfo, TargetSampler, compiled, keep_if_finite, predicted_rows, root_mean_square, tick
 from opvi.filters._covariance import exactly
-from opvi.filters._surrogates import positive
-from opvi.filters._whitening import some
+from opvi.filters.sl_opvi._stein_flow import some
+from opvi.filters.sl_opvi._surrogates import positive
 from opvi.flows.kernels import centred, squared_distances
 from opvi.targets import Target, cast, check_batch
 from opvi.types import Array, Batch, Key, Particles, Start

@@ -1,37 +1,10 @@
 """What draws say about themselves: weights that leave a row out, Stein's identity, predictions of rows."""
 
 import math
-from typing import NamedTuple
 
 import numpy as np
 
-from opvi.types import Array
-
-
-class AtDraws(NamedTuple):
-    """The density that is tracked, and the rows that are stored, as draws see them."""
-
-    score: Array  # [n, d]
-    rows: Array | None  # [n, memory_rows]: log likelihoods of the rows stored; None where none are
-    below: Array | None  # [memory_rows]: P(Y ≤ y); None where there is no such thing
-    stored: Array | None  # [memory_rows]: whether there is a row
-
-
-SUSPECTS = 16  # rows whose log likelihoods vary most over draws: the others' weights have no longer tails
 STRENGTH = 10  # draws that the prior of a tail's shape counts as
-
-
-def measured(draws: Array, there: AtDraws) -> dict[str, float]:
-    """Return Stein's discrepancy, the largest Pareto k of a row stored, and how uneven predictions of rows are."""
-    found = {"stein": stein_discrepancy(np.asarray(draws, float), np.asarray(there.score, float))}
-    stored = np.asarray(there.stored) if there.stored is not None else np.zeros(0, bool)
-    if there.rows is not None and stored.any():
-        rows = np.asarray(there.rows, float)[:, stored]
-        rows = rows[:, np.argsort(-rows.var(0), kind="stable")[:SUSPECTS]]
-        found["pareto"] = float(pareto_k(-rows).max()) if np.isfinite(rows).all() else math.nan
-    if there.below is not None and stored.any():
-        found["uneven"] = uneven(np.asarray(there.below, float)[stored])
-    return found
 
 
 def pareto_k(log_weights: np.ndarray) -> np.ndarray:
