@@ -2,6 +2,7 @@
 
 import functools
 import math
+import warnings
 from collections.abc import Callable, Hashable
 from dataclasses import dataclass, field
 from typing import NamedTuple, TypeVar, cast
@@ -28,10 +29,12 @@ from opvi.types import (
     Predicted,
     Scalar,
     Schedule,
+    Seed,
     Start,
     State,
     StoresRows,
     Tree,
+    as_key,
     at_round,
     shapes_of,
 )
@@ -117,12 +120,29 @@ class TargetSampler(Unforked):
         """Return the posterior predictive at inputs x, as `opvi.predict` does."""
         return predict(self.target, state.particles, x)
 
-    def draws(self, state: State, key: Key, n: int) -> Particles:
-        """Return n draws from the posterior, `[n, d]`: particles that represent it, each equally often."""
+    def draws(self, state: State, key: Seed, n: int) -> Particles:
+        """Return n draws from the posterior, `[n, d]`, or from what stands for it: the first time, that is said."""
+        if self.about.startswith(NOT_THE_POSTERIOR):
+            warn_that_it_is_not_the_posterior(self)
+        return self._draws(state, as_key(key), checked_count(n))
+
+    def _draws(self, state: State, key: Key, n: int) -> Particles:
+        """Return n of the particles, each equally often."""
         return dealt(state.particles, key, n)
 
     def __str__(self) -> str:
         return self.about or repr(self)
+
+
+@functools.cache
+def warn_that_it_is_not_the_posterior(sampler: TargetSampler) -> None:
+    """Warn once per process for samplers of the same settings."""
+    warnings.warn(
+        f"these draws are {sampler.about}. How far they are from it is not known; `opvi.ibis(target)` stores rows and "
+        "draws from the posterior, at a cost per row that grows with the parameters.",
+        UserWarning,
+        stacklevel=4,  # through `draws` and what guards it against forks
+    )
 
 
 def checked_count(n: int) -> int:

@@ -1,7 +1,7 @@
 """The types that all packages share: batches, samplers, states, infos, field values and errors."""
 
 from collections.abc import Callable
-from typing import Any, NamedTuple, Protocol, TypeVar, runtime_checkable
+from typing import Any, NamedTuple, Protocol, TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -119,8 +119,14 @@ class Sampler(Protocol[S]):
         """One line: what was chosen, and why."""
 
 
-@runtime_checkable
-class StoresRows(Protocol):
+class _HasRoom(type):
+    """Asks an object for `make_room`, not its class: a wrapper has it only where the wrapped sampler has."""
+
+    def __instancecheck__(cls, instance: object) -> bool:
+        return hasattr(instance, "make_room")
+
+
+class StoresRows(metaclass=_HasRoom):
     """A sampler whose state grows with the stream: whoever compiles a loop over batches asks it for room first."""
 
     def make_room(self, state: Any, batch: Batch, rounds: int = 1) -> Any:

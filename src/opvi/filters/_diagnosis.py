@@ -1,11 +1,11 @@
 r"""Is it the posterior? What every diagnosis answers, and a callback that asks for it during a run."""
 
 import warnings
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Protocol, runtime_checkable
+from typing import Protocol
 
-from opvi.types import Sampler, Seed, Tree
+from opvi.types import Sampler, Tree
 
 FIRST_DOUBT = 32  # rounds before the first diagnosis; the next is due after twice as many
 
@@ -24,19 +24,11 @@ class Diagnosis(Protocol):
         """Return the numbers by name."""
 
 
-@runtime_checkable
-class Diagnoses(Protocol):
-    """A sampler that can say how far its draws can be trusted."""
-
-    def diagnosis(self, state: Tree, key: Seed = 0) -> Diagnosis:
-        """Return how far the posterior can be trusted."""
-
-
 @dataclass
 class Doubts:
     """Diagnoses of a run, as `doubts` asks for them."""
 
-    sampler: Diagnoses
+    diagnosis: Callable[[Tree], Diagnosis]
     due: int = field(default=FIRST_DOUBT)
     said: bool = field(default=False)
 
@@ -46,7 +38,7 @@ class Doubts:
             return None
         while self.due <= chunk.round:
             self.due *= 2
-        found = self.sampler.diagnosis(chunk.state)
+        found = self.diagnosis(chunk.state)
         concerns = found.concerns()
         if concerns and not self.said:
             self.said = True
@@ -65,9 +57,10 @@ def doubts(sampler: Sampler) -> Doubts:
         sampler: one with `diagnosis`, such as `opvi.tracker(target)` of up to 1,000 parameters. Give `opvi.run` the
             callback and `every=32`.
     """
-    if not isinstance(sampler, Diagnoses):
+    diagnosis = getattr(sampler, "diagnosis", None)  # a wrapper has it where the wrapped sampler has
+    if diagnosis is None:
         raise TypeError(
             f"a {type(sampler).__name__} has no `diagnosis`; `opvi.ibis`, `opvi.sl_opvi` and `opvi.gauss_newton` have, "
             "and so has what `opvi.tracker` picks for models with up to 1,000 parameters."
         )
-    return Doubts(sampler)
+    return Doubts(diagnosis)

@@ -98,7 +98,7 @@ def _choose(
                 f"{NOT_THE_POSTERIOR} KFAC, {n} particles: covariances of {d} parameters would not fit "
                 f"{budget / 1e6:.0f} MB even one hidden unit at a time; {_memory_of(half_life)}"
             )
-            return calibrated(kfac(target, half_life=half_life or math.inf), target, particles=n, about=about)
+            return calibrated(replace(kfac(target, half_life=half_life or math.inf), about=about), target, particles=n)
         form = "full covariances" if count == 1 else f"covariances in {count} blocks of {size}"
         used = n * blocks.numbers * 4 / 1e6
         usual = math.inf if _classes(target) else _fresh
@@ -110,9 +110,10 @@ def _choose(
         filtered = gauss_newton(
             target, half_life=usual if half_life is None else half_life, noise=AdaptiveNoise(), budget=budget
         )
+        filtered = replace(filtered, eased=True, particles=n, about=about)
         if target.architecture is not None and not hidden:
-            return replace(filtered, eased=True, particles=n, about=about)
-        return calibrated(replace(filtered, eased=True), target, particles=n, about=about)
+            return filtered
+        return calibrated(filtered, target, particles=n)
     if half_life is not None:
         raise ValueError(
             f"`half_life` is {half_life}, but the first-order sampler that suits this target has no memory that "
@@ -123,7 +124,7 @@ def _choose(
         "with a distribution head to linearise"
     )
     flow = replace(first_order(target), particles=n, about=about)
-    return flow if target.predict is None else calibrated(flow, target, particles=None, about=about)
+    return flow if target.predict is None else calibrated(flow, target, particles=None)
 
 
 def _suits(prior: GaussianPrior | None, blocks: int) -> bool:

@@ -12,7 +12,6 @@ import numpy as np
 from opvi._steps import (
     StepInfo,
     TargetSampler,
-    checked_count,
     compiled,
     dealt_by_weight,
     keep_if_finite,
@@ -120,16 +119,12 @@ class SLOPVI(TargetSampler):
         """Return the posterior predictive at inputs x, each particle with its weight."""
         return super().predict(state, x)._replace(log_weights=state.log_weights)  # type: ignore[attr-defined]
 
-    def draws(self, state: SLOPVIState, key: Key, n: int) -> Particles:  # type: ignore[override]
+    def _draws(self, state: SLOPVIState, key: Key, n: int) -> Particles:  # type: ignore[override]
         """Return n draws: particles picked by weight, moved by a kernel that leaves what is tracked invariant."""
-        count = checked_count(n)
-        return self._chains_at(state, key, count)[:count]
-
-    def _chains_at(self, state: SLOPVIState, key: Key, count: int) -> Particles:
-        chains = min(max(count, FEWEST_CHAINS), CHAINS)
-        last = 1 << (-(-count // chains) - 1).bit_length()  # few programs, however many draws
+        chains = min(max(n, FEWEST_CHAINS), CHAINS)
+        last = 1 << (-(-n // chains) - 1).bit_length()  # few programs, however many draws
         places = run_chains(self.target, chains, FIRST_MOVES, APART * last, key, state).places[APART - 1 :: APART]
-        return places.reshape(-1, places.shape[-1])
+        return places.reshape(-1, places.shape[-1])[:n]
 
     def diagnosis(self, state: SLOPVIState, key: Seed = 0) -> Diagnosis:
         """Return how far the posterior can be trusted; `diagnosis.concerns()` says what to do where it cannot."""
@@ -165,7 +160,7 @@ class SLOPVI(TargetSampler):
         if self.half_life is not None or concerns_of_surrogate(_lost(state), int(state.rows)):
             return math.nan
         one, two = jax.random.split(as_key(key))
-        draws = self._chains_at(state, one, DRAWS).reshape(-1, 2, CHAINS // 2, self.target.dim)
+        draws = self._draws(state, one, DRAWS).reshape(-1, 2, CHAINS // 2, self.target.dim)
         found = joined(_ratios(self.target, two, state, draws))
         warn_if_uncertain(found)
         gone = float(np.asarray(state.constant, float).sum()) if _fitted(state.past) else 0.0
