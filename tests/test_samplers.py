@@ -73,9 +73,8 @@ CASES = {name: Case(algorithm, TARGET, numbers) for name, algorithm in ALGORITHM
     "gauss_newton, binary": Case(opvi.gauss_newton(BINARY), BINARY, labels(2)),
     "kfac": Case(opvi.kfac(CLASSES, half_life=30), CLASSES, labels(3)),
     "kfac, regression": Case(opvi.kfac(REGRESSION), REGRESSION, regression),
-    "sl_opvi": Case(
-        opvi.sl_opvi(TARGET, example=numbers(0, 1), memory_rows=7, half_life=50.0, pace=FEW_LOOKS), TARGET, numbers
-    ),
+    "ibis": Case(opvi.ibis(TARGET, half_life=50.0, example=numbers(0, 1)), TARGET, numbers),
+    "sl_opvi": Case(opvi.sl_opvi(TARGET, half_life=50.0, pace=FEW_LOOKS), TARGET, numbers),
     "gain_one": Case(opvi.gain_one(TARGET, half_life=50.0, substeps=2), TARGET, numbers),
 }
 each_case = pytest.mark.parametrize("case", CASES.values(), ids=CASES)
@@ -87,6 +86,7 @@ KINDS = (
     "gauss_newton",
     "gauss_newton, classes",
     "kfac",
+    "ibis",
     "sl_opvi",
     "gain_one",
 )
@@ -221,7 +221,7 @@ def flows_that_differ():
 def test_the_step_is_made_by_compiled(case):
     """Which gives the same bits wherever it is called from, as the next test finds for those that are quick to compile.
 
-    `python -m tests.default_flags gauss_newton kfac gain_one sl_opvi regressor` compares the others, in a minute.
+    `python -m tests.default_flags gauss_newton kfac gain_one ibis sl_opvi regressor` compares the others, in a minute.
     """
     made = type(case.algorithm)
     assert given_to_compiled(getattr(made, "_step", made.step))

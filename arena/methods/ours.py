@@ -2,7 +2,6 @@
 
 from typing import Any
 
-import jax
 
 import opvi
 from arena.engines import Model, Table
@@ -22,4 +21,4 @@ def classes(task: Task, seed: int, **options: Any) -> Table:
 
 def posterior(problem: Problem, seed: int) -> Model:
     """Return the tracker of a model."""
-    return Model(opvi.tracker(problem.target, example=jax.tree.map(lambda a: a[:1], problem.rows)), problem, seed)
+    return Model(opvi.tracker(problem.target), problem, seed)

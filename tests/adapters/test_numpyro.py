@@ -274,8 +274,8 @@ def test_the_tracker_linearises_a_gaussian_prior_with_a_head():
         with numpyro.plate("rows", len(X)):
             numpyro.sample("y", dist.Normal(X @ w[:3], 1.0), obs=y)
 
-    assert opvi.tracker(from_numpyro(wide, (X, Y))).about.startswith("Gauss–Newton")
-    assert opvi.tracker(case("regression")[0]).about.startswith("SL-OPVI")
+    assert opvi.tracker(from_numpyro(wide, (X, Y))).about.startswith("IBIS")
+    assert opvi.tracker(case("regression")[0]).about.startswith("IBIS")
 
 
 def test_predictive_draws_follow_the_particle():
@@ -562,7 +562,7 @@ def test_a_posteriordb_model_is_tracked_to_the_hand_written_posterior():
     target = from_numpyro(sblrc, hand.rows)
     rows = jax.tree.map(np.float32, hand.rows)
     n = 100
-    sampler = opvi.sl_opvi(target, example=rows, memory_rows=12)
+    sampler = opvi.ibis(target)
     state, _ = opvi.run(sampler, opvi.stream(rows, 6), 0, particles=n)
     sites = target.constrain(state.particles)
     found = jnp.concatenate([sites["b"], sites["sigma"][:, None]], 1)
