@@ -226,7 +226,7 @@ class Layout(NamedTuple):
 def layout_of(example: Data) -> Layout:
     """Return the layout of data with a leading axis of rows."""
     leaves, structure = jax.tree.flatten(example)
-    leaves = [np.asarray(leaf) for leaf in leaves]
+    leaves = [leaf if hasattr(leaf, "dtype") else np.asarray(leaf) for leaf in leaves]  # also where they are traced
     return Layout(tuple(leaf.shape[1:] for leaf in leaves), tuple(str(leaf.dtype) for leaf in leaves), structure)
 
 
