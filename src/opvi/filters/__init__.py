@@ -1,4 +1,4 @@
-"""Second-order samplers: particles that remember the past as curvature."""
+"""Samplers that remember the past: as rows, as a polynomial, or as curvature."""
 
 from opvi.filters._covariance import Covariance as Covariance
 from opvi.filters._diagnosis import Diagnosis as Diagnosis
