@@ -147,7 +147,7 @@ def test_every_sampler_has_draws():
     [
         (opvi.mlp(8, (10,)), {}),
         (opvi.mlp(300, (40,), opvi.categorical(), outputs=3, prior_variance=None), {"budget": 1e6}),  # KFAC
-        (opvi.mlp(8, (10,), prior_variance=opvi.targets.Gamma()), {}),  # first-order
+        (opvi.mlp(8, (150,), prior_variance=opvi.targets.Gamma()), {}),  # first-order
         (opvi.linear_regression(2), {"memory": 0}),  # SL-OPVI
     ],
 )
