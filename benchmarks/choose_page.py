@@ -264,7 +264,16 @@ def tables(parts: dict[str, Any]) -> dict[str, str]:
 
 # Those named in the figure; the others lie among them.
 NAMED = {
-    "linear": ["online_map", "svgd, WAG", "svgd", "svgd, replay", "kfac", "gain_one", "sl_opvi, no rows", "gauss_newton"],
+    "linear": [
+        "online_map",
+        "svgd, WAG",
+        "svgd",
+        "svgd, replay",
+        "kfac",
+        "gain_one",
+        "sl_opvi, no rows",
+        "gauss_newton",
+    ],
     "kin8nm": ["langevin", "online_map", "svgd, WNes", "gfsf", "first_order", "first_order, replay", "kfac"],
     "elec2": ["online_map", "svgd, WAG", "gain_one", "sl_opvi, no rows", "linear_ekf", "classifier, linear"],
 }

@@ -1,7 +1,8 @@
 """How exact is the evidence? `python -m benchmarks.evidence --out docs/results`.
 
 `log_evidence` of `opvi.ibis`, which stores all rows, and of `opvi.sl_opvi`, which stores none, beside closed forms and
-sums over grids, in batches of 1, 5, 20 and 100; and the sum of log densities that the particles gave every batch before learning it.
+sums over grids, in batches of 1, 5, 20 and 100; and the sum of log densities that the particles gave every batch before
+learning it.
 """
 
 import argparse

@@ -2,7 +2,6 @@
 
 from typing import Any
 
-
 import opvi
 from arena.engines import Model, Table
 from arena.methods import Task

@@ -247,7 +247,9 @@ def test_chains_that_have_not_arrived_are_flagged(monkeypatch, wide):
     state = tracker.init(KEY, jnp.asarray(x, jnp.float32))
     said = tracker.diagnosis(state)
     assert not said.right
-    assert _sl_opvi.run_chains(tracker.target, 200, 40, 15, KEY, state).looks == int(wide)  # long trajectories, if allowed
+    assert _sl_opvi.run_chains(tracker.target, 200, 40, 15, KEY, state).looks == int(
+        wide
+    )  # long trajectories, if allowed
     assert (said.remembered > said.most) == wide
     assert any(("have not forgotten" if wide else "have not arrived") in concern for concern in said.concerns())
 

@@ -45,7 +45,9 @@ def trackers():
     yield "tracker", opvi.tracker(opvi.linear_regression(3)), regression
 
 
-@pytest.mark.parametrize("name", [name for name in CASES if name.split(",")[0] in ("kfac", "gauss_newton", "ibis", "sl_opvi")])
+@pytest.mark.parametrize(
+    "name", [name for name in CASES if name.split(",")[0] in ("kfac", "gauss_newton", "ibis", "sl_opvi")]
+)
 @pytest.mark.parametrize("many", [False, True])
 def test_no_step_calls_lapack_for_a_batch(name, many):
     """Such calls of two threads can wait for each other for ever. Traced only: nothing is compiled."""

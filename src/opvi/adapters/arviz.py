@@ -45,8 +45,8 @@ def to_arviz(
     """Return particles and what they say about some rows as ArviZ's container: `InferenceData`, or a `DataTree`.
 
     The draws of the one chain are the particles, or, of a sampler whose particles hold covariances
-    (`opvi.gauss_newton`) or weights (`opvi.ibis`, `opvi.sl_opvi`), draws from what it believes: `sampler.draws(state, key, n)`.
-    Attributes hold the position in the stream. Particles are placed, not drawn one after the other, so ESS and R-hat
+    (`opvi.gauss_newton`) or weights (`opvi.ibis`, `opvi.sl_opvi`), draws from what it believes:
+    `sampler.draws(state, key, n)`. Attributes hold the position in the stream. Particles are placed, not drawn one after the other, so ESS and R-hat
     mean nothing: `az.summary(..., kind="stats")` leaves them out.
 
     Args:

@@ -139,7 +139,11 @@ class GaussNewton(TargetSampler):
     def diagnosis(self, state: GaussNewtonState, key: Seed = 0) -> Diagnosis:
         """Return what is known of how far draws are from the posterior; nothing in it is random."""
         blocks = _blocks(self, state.particles)
-        adapts = None if self.eased and self.target.architecture is not None and len(self.target.architecture.mlp.shapes) == 1 else self.noise
+        adapts = (
+            None
+            if self.eased and self.target.architecture is not None and len(self.target.architecture.mlp.shapes) == 1
+            else self.noise
+        )
         variance = blocks.scatter(covariance.variances(state.past))
         whole = len(blocks.order) == 1
         x, rows = state.particles, int(state.rows)
