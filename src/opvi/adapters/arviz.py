@@ -46,8 +46,8 @@ def to_arviz(
 
     The draws of the one chain are the particles, or, of a sampler whose particles hold covariances
     (`opvi.gauss_newton`) or weights (`opvi.ibis`, `opvi.sl_opvi`), draws from what it believes:
-    `sampler.draws(state, key, n)`. Attributes hold the position in the stream. Particles are placed, not drawn one after
-    the other, so ESS and R-hat mean nothing: `az.summary(..., kind="stats")` leaves them out.
+    `sampler.draws(state, key, n)`. Attributes hold the position in the stream. Particles are placed, not drawn one
+    after the other, so ESS and R-hat mean nothing: `az.summary(..., kind="stats")` leaves them out.
 
     Args:
         state: what `opvi.run` or a step returned. A bank's members are resampled by their weights.
