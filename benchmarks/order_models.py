@@ -202,6 +202,40 @@ def hierarchy() -> tuple[opvi.Target, Rows]:
     return plain(log_prior, log_likelihood, 11), Rows((group, numbers(y)), y, group, y - level[group])
 
 
+def hierarchy_exact(rows: Rows) -> Exact:
+    """By a grid over the logarithms of both scales: all else is Gaussian given them."""
+    group, y = rows.data[0], rows.data[1].astype(float)
+    count = np.bincount(group, minlength=8)
+    total = np.bincount(group, y, minlength=8)
+    noise = np.log(np.sqrt((y - (total / np.maximum(count, 1))[group]).var()))
+    log_tau, log_sigma = np.linspace(-4, 3, 561), noise + np.linspace(-6, 6, 97) / math.sqrt(2 * len(y))
+    design = np.broadcast_to(np.hstack([np.ones((8, 1)), np.eye(8)]), (len(log_tau), 8, 9)).copy()
+    design[:, :, 1:] *= np.exp(log_tau)[:, None, None]
+    before = np.diag([1 / 9, *[1.0] * 8])
+    parts = []
+    for value in log_sigma:
+        variance = math.exp(2 * value)
+        precision = before + np.einsum("tgi,g,tgj->tij", design, count / variance, design)
+        h = np.einsum("tgi,g->ti", design, total / variance)
+        covariance = np.linalg.inv(precision)
+        mean = np.einsum("tij,tj->ti", covariance, h)
+        mass = (np.einsum("ti,ti->t", h, mean) - np.linalg.slogdet(precision)[1] - 2 * math.log(3)) / 2
+        mass -= (y @ y) / (2 * variance) + len(y) / 2 * (math.log(2 * math.pi) + 2 * value)
+        mass -= (log_tau**2 + value**2) / 2 + math.log(2 * math.pi)  # both priors
+        parts.append((mass, mean, np.einsum("tii->ti", covariance)))
+    mass, mean, variance = (np.stack(part) for part in zip(*parts, strict=True))
+    top = mass.max()
+    share = np.exp(mass - top)
+    evidence = math.log(share.sum() * (log_tau[1] - log_tau[0]) * (log_sigma[1] - log_sigma[0])) + top
+    share /= share.sum()
+    scales = np.stack([np.broadcast_to(log_tau, mass.shape), np.broadcast_to(log_sigma[:, None], mass.shape)], -1)
+    mean = np.concatenate([mean[..., :1], scales, mean[..., 1:]], -1)
+    variance = np.concatenate([variance[..., :1], 0 * scales, variance[..., 1:]], -1)
+    center = np.einsum("st,sti->i", share, mean)
+    spread = np.einsum("st,sti->i", share, variance + (mean - center) ** 2)
+    return Exact(center, np.sqrt(spread), float(evidence))
+
+
 def item_response(persons: int, items: int = 40) -> tuple[opvi.Target, Rows]:
     """Two-parameter item response: a row is a person's answers, whose ability is summed out over a grid."""
     rng = generator(6)
@@ -416,7 +450,7 @@ FAMILIES = {
         Family("poisson, trend 30 %", partial(poisson, 0.3), ("natural",)),
         Family("poisson, trend 60 %", partial(poisson, 0.6), ("natural",)),
         Family("student-t", student, (*FIVE, "outliers first")),
-        Family("hierarchy", hierarchy, FIVE),
+        Family("hierarchy", hierarchy, FIVE, hierarchy_exact),
         Family("negative binomial", negative_binomial, FIVE),
         Family("huber", huber, FIVE),
         Family("ordinal", ordinal, FIVE),

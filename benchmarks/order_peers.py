@@ -1,0 +1,400 @@
+"""The posterior of a stream at equal processor time: opvi beside IBIS, NUTS, SVI and Laplace refitted, and SGLD.
+
+`python -m benchmarks.orders peers --out docs/results`. A method is asked for draws after every fifth of a stream. Its error
+is the worst mean, in sds of the reference, averaged over the five; its time, that of the whole stream without compiling.
+"""
+
+import argparse
+import json
+import math
+from collections.abc import Callable, Iterator
+from functools import partial
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import matplotlib.pyplot as plt
+import numpy as np
+import numpyro
+import optax
+from numpyro import distributions as dist
+from numpyro.infer import MCMC, NUTS, SVI, Trace_ELBO, autoguide
+from numpyro.infer.initialization import init_to_value
+
+import opvi
+from benchmarks import order_references
+from benchmarks.machine import machine
+from benchmarks.order_models import FAMILIES
+from benchmarks.orders import Stream, default, errors, timed
+from benchmarks.parallel import finished, keep
+from benchmarks.stamp import stamp
+from opvi.types import Tree
+from paper import plots
+
+FILE = "orders-peers.json"
+SOURCES = "src/opvi/filters", "src/opvi/tracking/_tracker.py", "benchmarks/orders.py", "benchmarks/order_peers.py"
+STREAMS = (
+    Stream("elec2, 10,000 rows", "natural"),
+    Stream("poisson", "by y"),
+    Stream("hierarchy", "by x"),
+)
+PARTS = 5  # of a stream, after each of which draws are wanted
+DRAWS, PARTICLES, BATCH = 1000, 1000, 20
+SEGMENT = 250  # rows between two points of the plot of costs
+Draws = Iterator[np.ndarray]
+
+
+class Run(NamedTuple):
+    """One stream as a method sees it."""
+
+    target: opvi.Target
+    rows: Tree
+    ends: list[int]
+    key: jax.Array
+    sampler: opvi.Sampler
+    prior: Callable[[jax.Array, int], jax.Array]
+
+    def first(self, count: int) -> Tree:
+        """Return the first rows."""
+        return jax.tree.map(lambda leaf: leaf[:count], self.rows)
+
+    def between(self, low: int, high: int) -> Tree:
+        return jax.tree.map(lambda leaf: leaf[low:high], self.rows)
+
+
+def prior_of(family: str, key: jax.Array, n: int) -> jax.Array:
+    """Return draws from the prior of one of the three families."""
+    v = jax.random.normal(key, (n, FAMILIES[family].target.dim))
+    return v.at[:, 0].multiply(3.0) if family == "hierarchy" else v
+
+
+def ours(run: Run, batch: int) -> Draws:
+    """Yield draws of the tracker after every part."""
+    state, low = run.sampler.init(run.key), 0
+    for high in run.ends:
+        rows = opvi.stream(run.between(low, high), batch)
+        state, low = opvi.run(run.sampler, rows, run.key, state=state)[0], high
+        yield np.asarray(run.sampler.draws(state, run.key, DRAWS))  # type: ignore[attr-defined]
+
+
+# IBIS (Chopin, 2002): weights by each batch; where few particles are effective, resampled and moved on all rows.
+
+
+@partial(jax.jit, static_argnums=0)
+def row_sums(target: opvi.Target, x: jax.Array, rows: Tree, weight: jax.Array) -> jax.Array:
+    """Return every particle's log likelihood of the rows that count."""
+
+    def one(v: jax.Array) -> jax.Array:
+        return jnp.where(weight > 0, target.log_likelihood(target.unravel(v), rows), 0.0).sum()
+
+    return jax.vmap(one)(x)
+
+
+@partial(jax.jit, static_argnums=(0, 1))
+def random_walk(
+    target: opvi.Target, moves: int, key: jax.Array, x: jax.Array, root: jax.Array, rows: Tree, weight: jax.Array
+) -> jax.Array:
+    """Return particles after Metropolis steps on all rows."""
+
+    def log_density(v: jax.Array) -> jax.Array:
+        of_rows = jnp.where(weight > 0, target.log_likelihood(target.unravel(v), rows), 0.0).sum()
+        return target.log_prior(target.unravel(v)) + of_rows
+
+    def step(i: jax.Array, now: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, jax.Array]:
+        x, at = now
+        one, two = jax.random.split(jax.random.fold_in(key, i))
+        new = x + jax.random.normal(one, x.shape) @ root.T
+        there = jax.vmap(log_density)(new)
+        taken = jnp.log(jax.random.uniform(two, at.shape)) < there - at
+        return jnp.where(taken[:, None], new, x), jnp.where(taken, there, at)
+
+    return jax.lax.fori_loop(0, moves, step, (x, jax.vmap(log_density)(x)))[0]
+
+
+def ibis(run: Run, moves: int) -> Draws:
+    """Yield draws of 1,000 particles after every part."""
+    rng = np.random.default_rng(int(jax.random.randint(run.key, (), 0, 2**30)))
+    x, log_weight = run.prior(run.key, PARTICLES), np.zeros(PARTICLES)
+    for low in range(0, run.ends[-1], BATCH):
+        high = min(low + BATCH, run.ends[-1])
+        new = run.between(low, high)
+        log_weight = log_weight + np.asarray(row_sums(run.target, x, new, jnp.ones(high - low)), float)
+        w = np.exp(log_weight - log_weight.max())
+        w /= w.sum()
+        if 1 / (w**2).sum() < PARTICLES / 2:
+            at = np.asarray(x, float)
+            center = w @ at
+            spread = (w[:, None] * (at - center)).T @ (at - center) + 1e-10 * np.eye(at.shape[1])
+            root = jnp.asarray(np.linalg.cholesky(spread) * 2.38 / math.sqrt(at.shape[1]), jnp.float32)
+            x, log_weight = x[systematic(rng, w)], np.zeros(PARTICLES)
+            room = 1 << (high - 1).bit_length()  # few programs
+            padded = jax.tree.map(partial(pad, count=high, room=room), run.rows)
+            weight = jnp.arange(room) < high
+            x = random_walk(run.target, moves, jax.random.fold_in(run.key, high), x, root, padded, weight)
+        if high in run.ends:
+            w = np.exp(log_weight - log_weight.max())
+            yield np.asarray(x)[systematic(rng, w / w.sum())]
+
+
+def systematic(rng: np.random.Generator, w: np.ndarray) -> np.ndarray:
+    """Return systematic resamples of weights that sum to 1."""
+    at = (np.arange(len(w)) + rng.uniform()) / len(w)
+    return np.searchsorted(np.cumsum(w), at).clip(0, len(w) - 1)
+
+
+def pad(leaf: np.ndarray, count: int, room: int) -> np.ndarray:
+    """Return the first rows, and the first of them again up to a size."""
+    return np.concatenate([leaf[:count], np.repeat(leaf[:1], room - count, 0)])
+
+
+# Refitted on all rows so far, from where the last fit ended.
+
+
+def model_of(target: opvi.Target) -> Callable[[Tree], None]:
+    """Return a target as a NumPyro model of its rows."""
+
+    def model(rows: Tree) -> None:
+        v = numpyro.sample("v", dist.ImproperUniform(dist.constraints.real_vector, (), (target.dim,)))
+        params = target.unravel(v)
+        numpyro.factor("density", target.log_prior(params) + target.log_likelihood(params, rows).sum())
+
+    return model
+
+
+def nuts(run: Run, samples: int) -> Draws:
+    """Yield draws of one chain, warmed up as long as it samples."""
+    at, model = jnp.asarray(run.prior(run.key, 100).mean(0)), model_of(run.target)
+    for end in run.ends:
+        kernel = NUTS(model, dense_mass=True, init_strategy=init_to_value(values={"v": at}))
+        chain = MCMC(kernel, num_warmup=samples, num_samples=samples, progress_bar=False, jit_model_args=True)
+        chain.run(jax.random.fold_in(run.key, end), run.first(end))
+        draws = np.asarray(chain.get_samples()["v"])
+        at = jnp.asarray(draws[-1])
+        yield draws
+
+
+def svi(run: Run, guide_of: str, steps: int) -> Draws:
+    """Yield draws of a Gaussian fitted by gradients of the evidence's lower bound."""
+    at, model = jnp.asarray(run.prior(run.key, 100).mean(0)), model_of(run.target)
+    for end in run.ends:
+        rows = run.first(end)
+        scale = 1.0 if end == run.ends[0] else float(spread.min())  # noqa: F821  # of the fit before
+        guide = getattr(autoguide, guide_of)(model, init_loc_fn=init_to_value(values={"v": at}), init_scale=scale / 3)
+        fit = SVI(model, guide, optax.adam(optax.cosine_decay_schedule(0.02, steps)), Trace_ELBO(num_particles=4))
+        params = fit.run(jax.random.fold_in(run.key, end), steps, rows, progress_bar=False).params
+        draws = np.asarray(guide.sample_posterior(jax.random.key(end), params, sample_shape=(DRAWS,))["v"])
+        at, spread = jnp.asarray(draws.mean(0)), draws.std(0)
+        yield draws
+
+
+@partial(jax.jit, static_argnums=0)
+def slope_and_bend(target: opvi.Target, v: jax.Array, rows: Tree) -> tuple[jax.Array, jax.Array, jax.Array]:
+    """Return the log density with its gradient and Hessian."""
+
+    def log_density(v: jax.Array) -> jax.Array:
+        return target.log_prior(target.unravel(v)) + target.log_likelihood(target.unravel(v), rows).sum()
+
+    return log_density(v), jax.grad(log_density)(v), jax.hessian(log_density)(v)
+
+
+def laplace(run: Run, steps: int) -> Draws:
+    """Yield draws of the Gaussian at the mode, which damped Newton steps find."""
+    v, rng = np.asarray(run.prior(run.key, 100).mean(0)), np.random.default_rng(0)
+    for end in run.ends:
+        rows = run.first(end)
+        value, g, H = (np.asarray(part, float) for part in slope_and_bend(run.target, jnp.asarray(v), rows))
+        for _ in range(steps):
+            values, vectors = np.linalg.eigh(-H)
+            move = vectors @ ((vectors.T @ g) / np.maximum(np.abs(values), 1e-3))
+            for half in 0.5 ** np.arange(12):
+                tried = np.asarray(v + half * move, np.float32)
+                found = [np.asarray(part, float) for part in slope_and_bend(run.target, jnp.asarray(tried), rows)]
+                if found[0] > value - 1e-4:
+                    v, (value, g, H) = tried, found
+                    break
+            if np.abs(g @ move) < 1e-3:
+                break
+        values, vectors = np.linalg.eigh(-H)
+        yield v + (rng.normal(size=(DRAWS, len(v))) / np.sqrt(np.maximum(values, 1e-3))) @ vectors.T
+
+
+def sgld(run: Run, step: float) -> Draws:
+    """Yield 1,000 chains of Langevin dynamics, one batch per round; the step falls with the rows seen."""
+    flow = opvi.langevin(run.target, step=partial(falling, step), likelihood_scale=of_all_rows)
+    state, low = flow.init(run.key, run.prior(run.key, PARTICLES)), 0
+    for high in run.ends:
+        rows = opvi.stream(run.between(low, high), BATCH)
+        state, low = opvi.run(flow, rows, run.key, state=state)[0], high
+        yield np.asarray(state.particles)
+
+
+def falling(step: float, t: jax.Array) -> jax.Array:
+    """Return a step over the rows seen."""
+    return step / (BATCH * t)
+
+
+def of_all_rows(rows: jax.Array, seen: jax.Array) -> jax.Array:
+    """Return the factor that makes a batch stand for all rows seen."""
+    return seen / rows
+
+
+METHODS: dict[str, tuple[Callable[..., Draws], list[tuple]]] = {
+    "opvi": (ours, [(20,), (100,)]),
+    "IBIS": (ibis, [(1,), (5,), (20,)]),
+    "NUTS": (nuts, [(100,), (300,), (1000,)]),
+    "SVI, normal": (svi, [("AutoNormal", steps) for steps in (300, 1000, 5000)]),
+    "SVI, full": (svi, [("AutoMultivariateNormal", steps) for steps in (300, 1000, 5000)]),
+    "Laplace": (laplace, [(30,)]),
+    "SGLD": (sgld, [(0.03,), (0.1,), (0.3,), (1.0,)]),
+}
+
+
+def ends_of(stream: Stream) -> list[int]:
+    """Return the rows after which draws are wanted."""
+    count = len(FAMILIES[stream.family].rows.y)
+    return [count * part // PARTS for part in range(1, PARTS + 1)]
+
+
+def references(folder: Path) -> dict[str, Any]:
+    """Return the posterior after each part of the streams, made where it is missing."""
+    file = folder / "orders-peers-references.json"
+    kept = json.loads(file.read_text())["references"] if file.exists() else {}
+    for stream in STREAMS:
+        family = FAMILIES[stream.family]
+        rows = family.in_order(stream.order)
+        for end in ends_of(stream):
+            part = jax.tree.map(lambda leaf, end=end: leaf[:end], rows)
+            name, mark = f"{stream.name}, {end}", order_references.mark(family, part)
+            if kept.get(name, {}).get("mark") == mark:
+                continue
+            jax.config.update("jax_enable_x64", True)
+            kept[name] = order_references.reference(family, part)
+            print(name, kept[name]["seconds"], flush=True)
+            keep(file, {"command": "python -m benchmarks.orders references", "references": kept})
+    return kept
+
+
+def play(family: str, order: str, method: str, setting: int, seed: int, folder: str) -> dict[str, Any]:
+    """Return a method's errors after each part of a stream, and its processor time up to there."""
+    stream = Stream(family, order)
+    made, kept = FAMILIES[family], references(Path(folder))
+    run = Run(
+        made.target, made.in_order(order), ends_of(stream), jax.random.key(seed), default(family), partial(prior_of, family)
+    )
+    function, settings = METHODS[method]
+    draws, seconds, found = function(run, *settings[setting]), 0.0, []
+    for end in run.ends:
+        with timed() as clock:
+            got = next(draws)
+        seconds += clock.running
+        found.append({"rows": end, "seconds": seconds, **errors(got, kept[f"{stream.name}, {end}"])})
+    return {"setting": settings[setting], "parts": found}
+
+
+def costs(stream: Stream, batch: int, seed: int = 0) -> list[dict[str, float]]:
+    """Return the tracker's processor time per row, segment by segment, without compiling."""
+    sampler, rows = default(stream.family), FAMILIES[stream.family].in_order(stream.order)
+    count, key, made = len(jax.tree.leaves(rows)[0]), jax.random.key(seed), []
+    state = sampler.init(key)
+    size = max(SEGMENT // batch, 1) * batch
+    for low in range(0, count - size + 1, size):
+        part = jax.tree.map(lambda leaf, low=low: leaf[low : low + size], rows)
+        with timed() as clock:
+            state = jax.block_until_ready(opvi.run(sampler, opvi.stream(part, batch), key, state=state)[0])
+        made.append({"rows": low + size, "ms per row": 1e3 * clock.running / size, "compiling": clock.compiling})
+    return made
+
+
+def figure(results: dict[str, dict], path: Path) -> None:
+    """Draw each method's error against its processor time, stream by stream; less and lower is better."""
+    with plots.style():
+        made, axes = plt.subplots(1, len(STREAMS), figsize=(10.5, 3.4), sharey=True)
+        for stream, ax in zip(STREAMS, axes, strict=True):
+            for number, method in enumerate(METHODS):
+                points = summary(results.get(stream.name, {}).get(method, {}))
+                if points:
+                    colour = plots.INK if number >= len(plots.COLOURS) else plots.COLOURS[number]
+                    size = 8 if method == "opvi" else 5
+                    ax.loglog(*zip(*points, strict=True), "o-", color=colour, markersize=size, label=method)
+            ax.set(xlabel="processor time of the stream, s", title=stream.name)
+            ax.axhline(0.1, color=plots.INK, linewidth=0.7, linestyle=":")
+        axes[0].set(ylabel="worst mean, sds off")
+        axes[-1].legend(fontsize="small", loc="center left", bbox_to_anchor=(1.0, 0.5))
+        made.tight_layout()
+        plots.save(made, path)
+
+
+def summary(by_setting: dict[str, dict[str, dict]]) -> list[tuple[float, float]]:
+    """Return the time and error of every setting, averaged over seeds and parts."""
+    points = []
+    for trials in by_setting.values():
+        runs = list(trials.values())
+        seconds = np.mean([run["parts"][-1]["seconds"] for run in runs])
+        error = np.mean([np.nan_to_num([part["worst mean"] for part in run["parts"]], nan=1e3).mean() for run in runs])
+        points.append((float(max(seconds, 1e-3)), float(min(error, 1e3))))
+    return sorted(points)
+
+
+def cost_figure(found: dict[str, dict[str, list]], path: Path) -> None:
+    """Draw processor time per row against the rows seen."""
+    with plots.style():
+        made, ax = plt.subplots(figsize=(6.4, 3.4))
+        for name, by_batch in found.items():
+            for batch, points in by_batch.items():
+                at = [point["rows"] for point in points]
+                ax.loglog(at, [max(point["ms per row"], 1e-3) for point in points], label=f"{name}, batches of {batch}")
+        ax.set(xlabel="rows seen", ylabel="processor time, ms per row")
+        ax.legend(fontsize="x-small")
+        made.tight_layout()
+        plots.save(made, path)
+
+
+def printed(results: dict[str, dict]) -> str:
+    """Return the time and error of every method and setting as Markdown."""
+    lines = ["| stream | method | setting | seconds | mean off, sd |", "| --- | --- | --- | --- | --- |"]
+    for stream, by_method in results.items():
+        for method, by_setting in by_method.items():
+            for setting, trials in by_setting.items():
+                ((seconds, error),) = summary({setting: trials})
+                lines.append(f"| {stream} | {method} | {setting} | {seconds:.2f} | {error:.2f} |")
+    return "\n".join(lines)
+
+
+def compare(options: argparse.Namespace) -> None:
+    """Measure all methods, and write `orders-peers.json` and two figures."""
+    references(options.references)
+    jax.config.update("jax_enable_x64", False)
+    file = options.out / FILE
+    held = json.loads(file.read_text()) if file.exists() and not options.fresh else {}
+    results, cost = held.get("results", {}), held.get("cost", {})
+    chosen = [s for s in STREAMS if not options.only or any(part in s.name for part in options.only)]
+    tasks = [
+        (stream.family, stream.order, method, setting, seed, str(options.references))
+        for stream in chosen
+        for method, (_, settings) in METHODS.items()
+        for setting in range(len(settings))
+        for seed in range(options.first, options.first + options.seeds)
+        if str(seed) not in results.get(stream.name, {}).get(method, {}).get(str(settings[setting]), {})
+    ]
+    about = machine("python -m benchmarks.orders")
+
+    def kept() -> None:
+        report = {"command": about["command"], "machine": about, "sources": stamp(*SOURCES)}
+        keep(file, {**report, "results": results, "cost": cost})
+
+    made = ((task, play(*task)) for task in tasks) if options.jobs == 1 else finished(play, tasks, options.jobs)
+    for (family, order, method, setting, seed, _), one in made:
+        name, label = Stream(family, order).name, str(METHODS[method][1][setting])
+        results.setdefault(name, {}).setdefault(method, {}).setdefault(label, {})[str(seed)] = one
+        last = one["parts"][-1]
+        print(name, method, label, seed, f"{last['seconds']:.2f} s, {last['worst mean']:.2f} sd", flush=True)
+        kept()
+    for stream in chosen:
+        for batch in (1, 20, 100):
+            if str(batch) not in cost.get(stream.name, {}):
+                cost.setdefault(stream.name, {})[str(batch)] = costs(stream, batch)
+                kept()
+    figure(results, options.out / "orders-peers.png")
+    cost_figure(cost, options.out / "orders-cost.png")
+    print(printed(results))
