@@ -315,9 +315,7 @@ def negative_binomial() -> tuple[opvi.Target, Rows]:
     def log_likelihood(v: jax.Array, rows: tuple) -> jax.Array:
         eta, size, y = rows[0] @ v[1:5] + v[0], jnp.exp(v[5]), rows[1]
         total = jnp.logaddexp(eta, v[5])
-        return (
-            gammaln(y + size) - gammaln(size) - gammaln(y + 1.0) + size * (v[5] - total) + y * (eta - total)
-        )
+        return gammaln(y + size) - gammaln(size) - gammaln(y + 1.0) + size * (v[5] - total) + y * (eta - total)
 
     return plain(standard, log_likelihood, 6), Rows((X, numbers(y)), y, X[:, 0], y - rate)
 

@@ -1,8 +1,9 @@
 """Exact posteriors for `benchmarks.orders`: closed forms, or long runs of NUTS in double precision on all rows at once.
 
-`python -m benchmarks.orders references --out docs/results`. What is in the file is kept while rows and model are the same.
+`python -m benchmarks.orders references`. What is in the file is kept while rows and model are the same.
 """
 
+import ast
 import hashlib
 import inspect
 import json
@@ -35,7 +36,8 @@ def mark(family: Family, rows: Tree) -> str:
     """Return a hash of a family's code and rows: its reference is kept as long as it stays the same."""
     make = family.make if isinstance(family.make, partial) else partial(family.make)
     how = "exact" if family.exact else f"{CHAINS} {WARM_UP} {SAMPLES} {ACCEPTED}"
-    text = f"{inspect.getsource(make.func)} {make.args} {how}"
+    code = ast.unparse(ast.parse(inspect.getsource(make.func)))  # without comments and line breaks
+    text = f"{code} {make.args} {how}"
     leaves = b"".join(np.ascontiguousarray(leaf).tobytes() for leaf in jax.tree.leaves(rows))
     return hashlib.sha256(text.encode() + leaves).hexdigest()[:16]
 
@@ -116,7 +118,7 @@ def laplace(log_density: Density, target: opvi.Target) -> tuple[jax.Array, jax.A
 
 def log_evidence(log_density: Density, draws: np.ndarray) -> tuple[float, float]:
     """Return the log integral of the density and its standard error: a bridge from half of the draws to the others."""
-    chains, length, dim = draws.shape
+    length, dim = draws.shape[1:]
     halves = draws[:, : length // 2].reshape(-1, dim), draws[:, length // 2 :].reshape(-1, dim)
     many = jax.jit(lambda v: jax.lax.map(log_density, v, batch_size=16))
     rng, found = np.random.default_rng(0), []

@@ -1,10 +1,10 @@
 """How far are a sampler's draws from the exact posterior, whatever order the rows come in?
 
-`python -m benchmarks.orders --out docs/results` runs every stream of `order_models` through `opvi.tracker` in batches of
-1, 20 and 100, and compares 1,000 draws with the references of `order_references`. Runs are kept as they finish; the same
-command resumes. `python -m benchmarks.orders references` makes the references, `… peers` the figure beside other methods.
+`python -m benchmarks.orders --out docs/results` runs every stream of `order_models` through `opvi.tracker` in batches
+of 1, 20 and 100, and compares 1,000 draws with the references of `order_references`. Runs are kept as they finish; the
+same command resumes. `python -m benchmarks.orders references` makes the references, `… peers` the figure beside others.
 
-To measure another sampler: `orders.measure(stream, batch, seed, lambda target, example: my_sampler(target, ...))`.
+For another sampler: `measure(stream, batch, seed, lambda target, example: my_sampler(target), reference=…)`.
 """
 
 import argparse
@@ -139,7 +139,13 @@ def sampler_of(family: str, factory: Factory | None) -> opvi.Sampler:
 
 
 def measure(
-    stream: Stream, batch: int, seed: int, factory: Factory | None = None, *, reference: dict[str, Any], draws: int = DRAWS
+    stream: Stream,
+    batch: int,
+    seed: int,
+    factory: Factory | None = None,
+    *,
+    reference: dict[str, Any],
+    draws: int = DRAWS,
 ) -> dict[str, Any]:
     """Run a sampler over a stream; return how far its draws are from the reference, what it took, and what it says."""
     sampler = sampler_of(stream.family, factory)
@@ -194,7 +200,18 @@ def told(trial: dict[str, Any]) -> bool:
     return bool(trial["concerns"]) or bool(trial["warnings"])
 
 
-HEADER = ["stream", "batch", "runs", "mean off, sd", "sds", "evidence off", "ms per row", "compile, s", "near", "flagged"]
+HEADER = [
+    "stream",
+    "batch",
+    "runs",
+    "mean off, sd",
+    "sds",
+    "evidence off",
+    "ms per row",
+    "compile, s",
+    "near",
+    "flagged",
+]
 
 
 def table(results: dict[str, dict[str, dict[str, dict]]]) -> dict[str, list]:
