@@ -184,7 +184,7 @@ class Fit(NamedTuple):
     """A guide with a compiled loop."""
 
     svi: SVI
-    params: Tree  # where it starts
+    start: Tree  # its parameters, unconstrained
     loop: Callable[[SVIState, Tree], SVIState]
 
 
@@ -195,13 +195,13 @@ def fit_of(target: opvi.Target, guide_of: str, steps: int, end: int) -> Fit:
     optimizer = optax.adam(optax.cosine_decay_schedule(0.02, steps))
     svi = SVI(model_of(target), guide, optimizer, Trace_ELBO(num_particles=4))
     blank = jax.tree.map(lambda leaf: leaf[:1], made_rows(target))
-    params = svi.get_params(svi.init(jax.random.key(0), blank))
+    start = svi.optim.get_params(svi.init(jax.random.key(0), blank).optim_state)
 
     @jax.jit
     def loop(state: SVIState, rows: Tree) -> SVIState:
         return jax.lax.fori_loop(0, steps, lambda _, state: svi.update(state, rows)[0], state)
 
-    return Fit(svi, params, loop)
+    return Fit(svi, start, loop)
 
 
 def made_rows(target: opvi.Target) -> Tree:
@@ -211,12 +211,12 @@ def made_rows(target: opvi.Target) -> Tree:
 
 def svi(run: Run, guide_of: str, steps: int) -> Draws:
     """Yield draws of a Gaussian fitted by gradients of the evidence's lower bound, from where the fit before ended."""
-    params = None
+    at = None
     for end in run.ends:
         fit = fit_of(run.target, guide_of, steps, end)
-        params = params or fit.params
-        state = SVIState(fit.svi.optim.init(params), None, jax.random.fold_in(run.key, end))
-        params = fit.svi.get_params(fit.loop(state, run.first(end)))
+        state = SVIState(fit.svi.optim.init(at or fit.start), None, jax.random.fold_in(run.key, end))
+        state = fit.loop(state, run.first(end))
+        at, params = fit.svi.optim.get_params(state.optim_state), fit.svi.get_params(state)
         draws = fit.svi.guide.sample_posterior(jax.random.key(end), params, sample_shape=(DRAWS,))
         yield np.asarray(draws["v"])
 
@@ -254,12 +254,21 @@ def laplace(run: Run, steps: int) -> Draws:
 
 def sgld(run: Run, step: float) -> Draws:
     """Yield 1,000 chains of Langevin dynamics, one batch per round; the step falls with the rows seen."""
-    flow = opvi.langevin(run.target, step=partial(falling, step), likelihood_scale=of_all_rows)
-    state, low = flow.init(run.key, run.prior(run.key, PARTICLES)), 0
+    flow = flow_of(run.target, step)
+    state, low = flow.init(run.key, PARTICLES), 0
     for high in run.ends:
         rows = opvi.stream(run.between(low, high), BATCH)
-        state, low = opvi.run(flow, rows, run.key, state=state)[0], high
+        try:
+            state, low = opvi.run(flow, rows, run.key, state=state)[0], high
+        except opvi.DivergedError:
+            low = high
+            state = state._replace(particles=jnp.full_like(state.particles, jnp.nan))
         yield np.asarray(state.particles)
+
+
+@cache
+def flow_of(target: opvi.Target, step: float) -> opvi.Sampler:
+    return opvi.langevin(target, step=partial(falling, step), likelihood_scale=of_all_rows)
 
 
 def falling(step: float, t: jax.Array) -> jax.Array:
@@ -279,7 +288,7 @@ METHODS: dict[str, tuple[Callable[..., Draws], list[tuple]]] = {
     "SVI, normal": (svi, [("AutoNormal", steps) for steps in (300, 1000, 5000)]),
     "SVI, full": (svi, [("AutoMultivariateNormal", steps) for steps in (300, 1000, 5000)]),
     "Laplace": (laplace, [(30,)]),
-    "SGLD": (sgld, [(0.03,), (0.1,), (0.3,), (1.0,)]),
+    "SGLD": (sgld, [(0.001,), (0.003,), (0.01,), (0.03,), (0.1,), (0.3,)]),
 }
 
 
