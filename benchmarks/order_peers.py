@@ -341,9 +341,9 @@ def play(family: str, order: str, method: str, setting: int, seed: int, folder: 
     return {"setting": settings[setting], "parts": found}
 
 
-def costs(stream: Stream, batch: int, seed: int = 0) -> list[dict[str, float]]:
+def costs(family: str, order: str, batch: int, seed: int = 0) -> list[dict[str, float]]:
     """Return the tracker's processor time per row, segment by segment, without compiling."""
-    sampler, rows = default(stream.family), FAMILIES[stream.family].in_order(stream.order)
+    sampler, rows = default(family), FAMILIES[family].in_order(order)
     count, key = len(jax.tree.leaves(rows)[0]), jax.random.key(seed)
     size = max(SEGMENT // batch, 1) * batch
     for _ in range(2):  # what is compiled is kept for the second time
@@ -396,11 +396,11 @@ def compare(options: argparse.Namespace) -> None:
         last = one["parts"][-1]
         print(name, method, label, seed, f"{last['seconds']:.2f} s, {last['worst mean']:.2f} sd", flush=True)
         kept()
-    for stream in chosen:
-        for batch in (1, 20, 100):
-            if str(batch) not in cost.get(stream.name, {}):
-                cost.setdefault(stream.name, {})[str(batch)] = costs(stream, batch)
-                kept()
+    tasks = [(*s, batch) for s in chosen for batch in (1, 20, 100) if str(batch) not in cost.get(s.name, {})]
+    made = ((task, costs(*task)) for task in tasks) if options.jobs == 1 else finished(costs, tasks, options.jobs)
+    for (family, order, batch), one in made:
+        cost.setdefault(Stream(family, order).name, {})[str(batch)] = one
+        kept()
     print(printed(results))
     order_figures.errors_at_time(results, [s.name for s in STREAMS], list(METHODS), options.out / "orders-peers.png")
     order_figures.cost_per_row(cost, options.out / "orders-cost.png")
