@@ -52,7 +52,7 @@ class Stream(NamedTuple):
 STREAMS = [Stream(name, order) for name, family in FAMILIES.items() for order in family.orders]
 
 
-@dataclass
+@dataclass(eq=False)
 class Clock:
     """What a block took: wall and processor seconds, and when JAX traced and compiled in it."""
 
