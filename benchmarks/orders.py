@@ -8,6 +8,7 @@ For another sampler: `measure(stream, batch, seed, lambda target, example: my_sa
 """
 
 import argparse
+import inspect
 import json
 import math
 import time
@@ -21,6 +22,7 @@ from typing import Any, NamedTuple
 
 import jax
 import numpy as np
+from scipy.stats import norm
 
 import opvi
 from benchmarks import order_references
@@ -106,8 +108,6 @@ def timed() -> Iterator[Clock]:
 
 def chance(dim: int, draws: int = DRAWS) -> float:
     """Return what the worst mean of independent, exact draws is off by in one run of a hundred, in sds."""
-    from scipy.stats import norm
-
     return float(norm.isf((1 - 0.99 ** (1 / dim)) / 2) / math.sqrt(draws))
 
 
@@ -165,8 +165,7 @@ def measure(
             found = np.asarray(sampler.draws(state, jax.random.key(seed), draws))  # type: ignore[attr-defined]
         diagnosis = getattr(sampler, "diagnosis", None)
         checked = diagnosis(state) if diagnosis else None
-        evidence = getattr(sampler, "log_evidence", None)
-        log_evidence = float(evidence(state, seed)) if evidence else math.nan
+        log_evidence = evidence_of(sampler, state, seed)
     said = sorted({str(one.message) for one in caught})
     return {
         **errors(found, reference),
@@ -179,6 +178,14 @@ def measure(
         "diagnosis": {key: float(value) for key, value in numbers_of(checked)},
         "warnings": said,
     }
+
+
+def evidence_of(sampler: opvi.Sampler, state: Any, seed: int) -> float:
+    """Return a sampler's log evidence, nan if it has none; some estimate it from draws and take a key."""
+    evidence = getattr(sampler, "log_evidence", None)
+    if evidence is None:
+        return math.nan
+    return float(evidence(state, seed) if len(inspect.signature(evidence).parameters) > 1 else evidence(state))
 
 
 def numbers_of(diagnosis: Any) -> Iterator[tuple[str, float]]:
