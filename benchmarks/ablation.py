@@ -13,7 +13,8 @@ import inspect
 import json
 import math
 from collections.abc import Callable
-from functools import cache, partial
+from dataclasses import dataclass, fields, replace
+from functools import cache, cached_property, partial
 from pathlib import Path
 from typing import Any
 
@@ -49,17 +50,82 @@ def recommended(stream: Stream, **settings: Any) -> opvi.Sampler | None:
     return make(**known) if known or not settings else None
 
 
+def without_expert(stream: Stream, name: str) -> opvi.Sampler | None:
+    """Return the recommended model without an expert; None if it has no such expert."""
+    features = stream.X.shape[1]
+    make = partial(opvi.classifier, features, stream.classes) if stream.classes else partial(opvi.regressor, features)
+    experts = getattr(make(), "experts", ())
+    kept = tuple(expert for expert in experts if named(expert) != name)
+    return make(experts=kept) if kept and len(kept) < len(experts) else None
+
+
+def named(expert: Any) -> str:
+    """Return the name of an expert, of the one inside if it is wrapped."""
+    return type(getattr(expert, "expert", expert)).__name__.lower()
+
+
+def without_relevance(stream: Stream) -> opvi.Sampler | None:
+    """Return the recommended model whose useless columns do not fade."""
+    features = stream.X.shape[1]
+    make = partial(opvi.classifier, features, stream.classes) if stream.classes else partial(opvi.regressor, features)
+    experts = getattr(make(), "experts", ())
+    bare = tuple(getattr(expert, "expert", expert) for expert in experts)
+    return make(experts=bare) if bare != tuple(experts) else None
+
+
+def without_wrapper(stream: Stream, name: str) -> opvi.Sampler | None:
+    """Return the recommended model without a wrapper around its stack; None if it has no such wrapper."""
+    whole = recommended(stream)
+    if whole is None or name not in wrappers(getattr(whole, "model", None)):
+        return None
+    kind = stripped(type(whole))
+    return kind(**{one.name: getattr(whole, one.name) for one in fields(whole)}, part=name)
+
+
+def wrappers(model: Any) -> list[str]:
+    """Return the names of the wrappers around a stack, outermost first."""
+    return [type(model).__name__.lower(), *wrappers(model.inner)] if hasattr(model, "inner") else []
+
+
+@cache
+def stripped(kind: Any) -> Any:
+    """Return a kind of composition that leaves out the wrapper named in its field `part`."""
+
+    @dataclass(frozen=True)
+    class Stripped(kind):  # type: ignore[misc]
+        part: str = ""
+
+        @cached_property
+        def model(self) -> Any:
+            return strip(kind.model.func(self), self.part)
+
+    return Stripped
+
+
+def strip(model: Any, part: str) -> Any:
+    """Return a composition without one of its wrappers."""
+    if type(model).__name__.lower() == part:
+        return model.inner
+    return replace(model, inner=strip(model.inner, part)) if hasattr(model, "inner") else model
+
+
 SETTINGS: dict[str, dict[str, Any]] = {
     DEFAULT: {},
-    "without memory": {"memory_rows": 0},
-    "without levels": {"levels": False},
-    "without process": {"process": False},
-    "without seats": {"seats": False},
-    "without linear models": {"linear": False},
-    "without warm-up": {"warm_up": 0},
-    "never forgetting": {"half_life": math.inf},
+    "no memory of rows": {"memory_rows": 0},
+    "no warm-up": {"warm_up": 0},
+    "nothing forgotten": {"half_life": math.inf},
+    "4 networks": {"particles": 4},
+    "networks of 50 units": {"hidden": (50,)},
+    "linear models only": {"hidden": ()},
 }
-VARIANTS: dict[str, Factory] = {name: partial(recommended, **settings) for name, settings in SETTINGS.items()}
+EXPERTS = ("networks", "process", "linear", "neighbours", "levels")
+WRAPPERS = ("robust", "change", "firstrows")
+VARIANTS: dict[str, Factory] = {
+    **{name: partial(recommended, **settings) for name, settings in SETTINGS.items()},
+    **{f"without {name}": partial(without_expert, name=name) for name in EXPERTS},
+    **{f"without {name}": partial(without_wrapper, name=name) for name in WRAPPERS},
+    "without relevance": without_relevance,
+}
 
 
 @cache

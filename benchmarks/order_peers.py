@@ -1,7 +1,9 @@
 """The posterior of a stream at equal processor time: opvi beside IBIS, NUTS, SVI and Laplace refitted, and SGLD.
 
-`python -m benchmarks.orders peers --out docs/results`. A method is asked for draws after every fifth of a stream. Its
-error is the worst mean, in sds of the reference, averaged over the five; its time, that of the whole stream, compiled.
+`python -m benchmarks.orders peers --out docs/results`. The posterior is wanted at any time: at ten places of a stream,
+a method's latest draws are compared with the posterior of the rows up to there. Its error is the worst mean, in sds of
+that posterior, averaged over the ten; its time is that of the whole stream, compiled. What is refitted starts where it
+ended, so many times in the stream: its settings are how often and how long.
 """
 
 import argparse
@@ -39,10 +41,13 @@ STREAMS = (
     Stream("poisson", "by y"),
     Stream("hierarchy", "by x"),
 )
-PARTS = 5  # of a stream, after each of which draws are wanted
+PLACES = 10  # of a stream, at which draws are wanted
 DRAWS, PARTICLES, BATCH = 1000, 1000, 20
 SEGMENT = 250  # rows between two points of the plot of costs
 Draws = Iterator[np.ndarray]
+
+
+Weighted = tuple[Tree, np.ndarray]  # rows, and whether they count
 
 
 class Run(NamedTuple):
@@ -55,9 +60,15 @@ class Run(NamedTuple):
     sampler: opvi.Sampler
     prior: Callable[[jax.Array, int], jax.Array]
 
-    def first(self, count: int) -> Tree:
-        """Return the first rows."""
-        return jax.tree.map(lambda leaf: leaf[:count], self.rows)
+    @property
+    def count(self) -> int:
+        """The number of rows."""
+        return len(jax.tree.leaves(self.rows)[0])
+
+    def first(self, count: int) -> Weighted:
+        """Return the first rows, padded to a power of two, and which of them count: few programs then suffice."""
+        room = 1 << max(count - 1, 255).bit_length()
+        return jax.tree.map(partial(pad, count=count, room=room), self.rows), np.arange(room) < count
 
     def between(self, low: int, high: int) -> Tree:
         return jax.tree.map(lambda leaf: leaf[low:high], self.rows)
@@ -70,7 +81,7 @@ def prior_of(family: str, key: jax.Array, n: int) -> jax.Array:
 
 
 def ours(run: Run, batch: int) -> Draws:
-    """Yield draws of the tracker after every part."""
+    """Yield draws of the tracker at every place."""
     state, low = run.sampler.init(run.key), 0
     for high in run.ends:
         rows = opvi.stream(run.between(low, high), batch)
@@ -81,60 +92,59 @@ def ours(run: Run, batch: int) -> Draws:
 # IBIS (Chopin, 2002): weights by each batch; where few particles are effective, resampled and moved on all rows.
 
 
+def log_likelihood(target: opvi.Target, v: jax.Array, rows: Weighted) -> jax.Array:
+    """Return the log likelihood of the rows that count."""
+    return jnp.where(rows[1], target.log_likelihood(target.unravel(v), rows[0]), 0.0).sum()
+
+
+def log_density(target: opvi.Target, v: jax.Array, rows: Weighted) -> jax.Array:
+    """Return the log density of the posterior, not normalised."""
+    return target.log_prior(target.unravel(v)) + log_likelihood(target, v, rows)
+
+
 @partial(jax.jit, static_argnums=0)
-def row_sums(target: opvi.Target, x: jax.Array, rows: Tree, weight: jax.Array) -> jax.Array:
-    """Return every particle's log likelihood of the rows that count."""
-
-    def one(v: jax.Array) -> jax.Array:
-        return jnp.where(weight > 0, target.log_likelihood(target.unravel(v), rows), 0.0).sum()
-
-    return jax.vmap(one)(x)
+def row_sums(target: opvi.Target, x: jax.Array, rows: Weighted) -> jax.Array:
+    """Return every particle's log likelihood of some rows."""
+    return jax.vmap(lambda v: log_likelihood(target, v, rows))(x)
 
 
 @partial(jax.jit, static_argnums=(0, 1))
 def random_walk(
-    target: opvi.Target, moves: int, key: jax.Array, x: jax.Array, root: jax.Array, rows: Tree, weight: jax.Array
+    target: opvi.Target, moves: int, key: jax.Array, x: jax.Array, root: jax.Array, rows: Weighted
 ) -> jax.Array:
     """Return particles after Metropolis steps on all rows."""
-
-    def log_density(v: jax.Array) -> jax.Array:
-        of_rows = jnp.where(weight > 0, target.log_likelihood(target.unravel(v), rows), 0.0).sum()
-        return target.log_prior(target.unravel(v)) + of_rows
+    density = jax.vmap(lambda v: log_density(target, v, rows))
 
     def step(i: jax.Array, now: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, jax.Array]:
         x, at = now
         one, two = jax.random.split(jax.random.fold_in(key, i))
         new = x + jax.random.normal(one, x.shape) @ root.T
-        there = jax.vmap(log_density)(new)
+        there = density(new)
         taken = jnp.log(jax.random.uniform(two, at.shape)) < there - at
         return jnp.where(taken[:, None], new, x), jnp.where(taken, there, at)
 
-    return jax.lax.fori_loop(0, moves, step, (x, jax.vmap(log_density)(x)))[0]
+    return jax.lax.fori_loop(0, moves, step, (x, density(x)))[0]
 
 
 def ibis(run: Run, moves: int) -> Draws:
-    """Yield draws of 1,000 particles after every part."""
+    """Yield draws of 1,000 particles."""
     rng = np.random.default_rng(int(jax.random.randint(run.key, (), 0, 2**30)))
-    x, log_weight = run.prior(run.key, PARTICLES), np.zeros(PARTICLES)
-    for low in range(0, run.ends[-1], BATCH):
-        high = min(low + BATCH, run.ends[-1])
-        new = run.between(low, high)
-        log_weight = log_weight + np.asarray(row_sums(run.target, x, new, jnp.ones(high - low)), float)
-        w = np.exp(log_weight - log_weight.max())
-        w /= w.sum()
-        if 1 / (w**2).sum() < PARTICLES / 2:
-            at = np.asarray(x, float)
-            center = w @ at
-            spread = (w[:, None] * (at - center)).T @ (at - center) + 1e-10 * np.eye(at.shape[1])
-            root = jnp.asarray(np.linalg.cholesky(spread) * 2.38 / math.sqrt(at.shape[1]), jnp.float32)
-            x, log_weight = x[systematic(rng, w)], np.zeros(PARTICLES)
-            room = 1 << (high - 1).bit_length()  # few programs
-            padded = jax.tree.map(partial(pad, count=high, room=room), run.rows)
-            weight = jnp.arange(room) < high
-            x = random_walk(run.target, moves, jax.random.fold_in(run.key, high), x, root, padded, weight)
-        if high in run.ends:
+    x, log_weight, low = run.prior(run.key, PARTICLES), np.zeros(PARTICLES), 0
+    for end in run.ends:
+        while low < end:
+            high = min(low + BATCH, end)
+            new = run.between(low, high), np.ones(high - low, bool)
+            log_weight, low = log_weight + np.asarray(row_sums(run.target, x, new), float), high
             w = np.exp(log_weight - log_weight.max())
-            yield np.asarray(x)[systematic(rng, w / w.sum())]
+            w /= w.sum()
+            if 1 / (w**2).sum() < PARTICLES / 2:
+                at = np.asarray(x, float)
+                spread = (w[:, None] * (at - w @ at)).T @ (at - w @ at) + 1e-10 * np.eye(at.shape[1])
+                root = jnp.asarray(np.linalg.cholesky(spread) * 2.38 / math.sqrt(at.shape[1]), jnp.float32)
+                x, log_weight = x[systematic(rng, w)], np.zeros(PARTICLES)
+                x = random_walk(run.target, moves, jax.random.fold_in(run.key, high), x, root, run.first(high))
+        w = np.exp(log_weight - log_weight.max())
+        yield np.asarray(x)[systematic(rng, w / w.sum())]
 
 
 def systematic(rng: np.random.Generator, w: np.ndarray) -> np.ndarray:
@@ -148,36 +158,50 @@ def pad(leaf: np.ndarray, count: int, room: int) -> np.ndarray:
     return np.concatenate([leaf[:count], np.repeat(leaf[:1], room - count, 0)])
 
 
-# Refitted on all rows so far, from where the last fit ended.
+# Refitted on all rows so far, once in so many, from where the last fit ended.
 
 
-def model_of(target: opvi.Target) -> Callable[[Tree], None]:
+def refitted(run: Run, times: int, fit: Callable[[int], np.ndarray]) -> Draws:
+    """Yield the draws of the latest of so many fits; those of the prior before the first."""
+    draws, done, step = np.asarray(run.prior(run.key, DRAWS)), 0, run.count // times
+    for end in run.ends:
+        while done + step <= end:
+            done += step
+            draws = fit(done)
+        yield draws
+
+
+def model_of(target: opvi.Target) -> Callable[[Weighted], None]:
     """Return a target as a NumPyro model of its rows."""
 
-    def model(rows: Tree) -> None:
+    def model(rows: Weighted) -> None:
         v = numpyro.sample("v", dist.ImproperUniform(dist.constraints.real_vector, (), (target.dim,)))
-        params = target.unravel(v)
-        numpyro.factor("density", target.log_prior(params) + target.log_likelihood(params, rows).sum())
+        numpyro.factor("density", log_density(target, v, rows))
 
     return model
 
 
 @cache
-def chain_of(target: opvi.Target, samples: int, end: int) -> MCMC:
+def chain_of(target: opvi.Target, samples: int, room: int) -> MCMC:
     """Return a chain that keeps its compiled program, for a number of rows."""
     kernel = NUTS(model_of(target), dense_mass=True, init_strategy=init_to_value(values={"v": jnp.zeros(target.dim)}))
     return MCMC(kernel, num_warmup=samples, num_samples=samples, progress_bar=False, jit_model_args=True)
 
 
-def nuts(run: Run, samples: int) -> Draws:
-    """Yield draws of one chain, warmed up as long as it samples, from where the chain before ended."""
+def nuts(run: Run, times: int, samples: int) -> Draws:
+    """Yield draws of one chain, warmed up as long as it samples."""
     at = jnp.asarray(run.prior(run.key, 100).mean(0))
-    for end in run.ends:
-        chain = chain_of(run.target, samples, end)
-        chain.run(jax.random.fold_in(run.key, end), run.first(end), init_params={"v": at})
+
+    def fit(end: int) -> np.ndarray:
+        nonlocal at
+        rows = run.first(end)
+        chain = chain_of(run.target, samples, len(rows[1]))
+        chain.run(jax.random.fold_in(run.key, end), rows, init_params={"v": at})
         draws = np.asarray(chain.get_samples()["v"])
         at = jnp.asarray(draws[-1])
-        yield draws
+        return draws
+
+    return refitted(run, times, fit)
 
 
 class Fit(NamedTuple):
@@ -185,71 +209,77 @@ class Fit(NamedTuple):
 
     svi: SVI
     start: Tree  # its parameters, unconstrained
-    loop: Callable[[SVIState, Tree], SVIState]
+    loop: Callable[[SVIState, Weighted], SVIState]
 
 
 @cache
-def fit_of(target: opvi.Target, guide_of: str, steps: int, end: int) -> Fit:
-    """Return a guide and its loop, kept for a number of rows."""
+def fit_of(target: opvi.Target, guide_of: str, steps: int) -> Fit:
+    """Return a guide and its loop."""
     guide = getattr(autoguide, guide_of)(model_of(target), init_scale=0.1)
     optimizer = optax.adam(optax.cosine_decay_schedule(0.02, steps))
     svi = SVI(model_of(target), guide, optimizer, Trace_ELBO(num_particles=4))
-    blank = jax.tree.map(lambda leaf: leaf[:1], made_rows(target))
-    start = svi.optim.get_params(svi.init(jax.random.key(0), blank).optim_state)
+    family = next(s.family for s in STREAMS if FAMILIES[s.family].target is target)
+    one = jax.tree.map(lambda leaf: leaf[:1], FAMILIES[family].rows.data), np.ones(1, bool)
+    start = svi.optim.get_params(svi.init(jax.random.key(0), one).optim_state)
 
     @jax.jit
-    def loop(state: SVIState, rows: Tree) -> SVIState:
+    def loop(state: SVIState, rows: Weighted) -> SVIState:
         return jax.lax.fori_loop(0, steps, lambda _, state: svi.update(state, rows)[0], state)
 
     return Fit(svi, start, loop)
 
 
-def made_rows(target: opvi.Target) -> Tree:
-    """Return the rows of the family that a target is of."""
-    return next(FAMILIES[s.family].rows.data for s in STREAMS if FAMILIES[s.family].target is target)
+def svi(run: Run, times: int, steps: int, *, guide_of: str) -> Draws:
+    """Yield draws of a Gaussian fitted by gradients of the evidence's lower bound."""
+    made = fit_of(run.target, guide_of, steps)
+    at = made.start
 
+    def fit(end: int) -> np.ndarray:
+        nonlocal at
+        state = SVIState(made.svi.optim.init(at), None, jax.random.fold_in(run.key, end))
+        state = made.loop(state, run.first(end))
+        at, params = made.svi.optim.get_params(state.optim_state), made.svi.get_params(state)
+        draws = made.svi.guide.sample_posterior(jax.random.key(end), params, sample_shape=(DRAWS,))
+        return np.asarray(draws["v"])
 
-def svi(run: Run, guide_of: str, steps: int) -> Draws:
-    """Yield draws of a Gaussian fitted by gradients of the evidence's lower bound, from where the fit before ended."""
-    at = None
-    for end in run.ends:
-        fit = fit_of(run.target, guide_of, steps, end)
-        state = SVIState(fit.svi.optim.init(at or fit.start), None, jax.random.fold_in(run.key, end))
-        state = fit.loop(state, run.first(end))
-        at, params = fit.svi.optim.get_params(state.optim_state), fit.svi.get_params(state)
-        draws = fit.svi.guide.sample_posterior(jax.random.key(end), params, sample_shape=(DRAWS,))
-        yield np.asarray(draws["v"])
+    return refitted(run, times, fit)
 
 
 @partial(jax.jit, static_argnums=0)
-def slope_and_bend(target: opvi.Target, v: jax.Array, rows: Tree) -> tuple[jax.Array, jax.Array, jax.Array]:
+def slope_and_bend(target: opvi.Target, v: jax.Array, rows: Weighted) -> tuple[jax.Array, jax.Array, jax.Array]:
     """Return the log density with its gradient and Hessian."""
 
-    def log_density(v: jax.Array) -> jax.Array:
-        return target.log_prior(target.unravel(v)) + target.log_likelihood(target.unravel(v), rows).sum()
+    def density(v: jax.Array) -> jax.Array:
+        return log_density(target, v, rows)
 
-    return log_density(v), jax.grad(log_density)(v), jax.hessian(log_density)(v)
+    return density(v), jax.grad(density)(v), jax.hessian(density)(v)
 
 
-def laplace(run: Run, steps: int) -> Draws:
+def laplace(run: Run, times: int) -> Draws:
     """Yield draws of the Gaussian at the mode, which damped Newton steps find."""
     v, rng = np.asarray(run.prior(run.key, 100).mean(0)), np.random.default_rng(0)
-    for end in run.ends:
+
+    def fit(end: int) -> np.ndarray:
+        nonlocal v
         rows = run.first(end)
-        value, g, H = (np.asarray(part, float) for part in slope_and_bend(run.target, jnp.asarray(v), rows))
-        for _ in range(steps):
+        value, g, H = (np.asarray(part, float) for part in slope_and_bend(run.target, v, rows))
+        for _ in range(30):
             values, vectors = np.linalg.eigh(-H)
             move = vectors @ ((vectors.T @ g) / np.maximum(np.abs(values), 1e-3))
+            if np.abs(g @ move) < 1e-3:
+                break
             for half in 0.5 ** np.arange(12):
                 tried = np.asarray(v + half * move, np.float32)
-                found = [np.asarray(part, float) for part in slope_and_bend(run.target, jnp.asarray(tried), rows)]
+                found = [np.asarray(part, float) for part in slope_and_bend(run.target, tried, rows)]
                 if found[0] > value - 1e-4:
                     v, (value, g, H) = tried, found
                     break
-            if np.abs(g @ move) < 1e-3:
+            else:
                 break
         values, vectors = np.linalg.eigh(-H)
-        yield v + (rng.normal(size=(DRAWS, len(v))) / np.sqrt(np.maximum(values, 1e-3))) @ vectors.T
+        return v + (rng.normal(size=(DRAWS, len(v))) / np.sqrt(np.maximum(values, 1e-3))) @ vectors.T
+
+    return refitted(run, times, fit)
 
 
 def sgld(run: Run, step: float) -> Draws:
@@ -284,22 +314,22 @@ def of_all_rows(rows: jax.Array, seen: jax.Array) -> jax.Array:
 METHODS: dict[str, tuple[Callable[..., Draws], list[tuple]]] = {
     "opvi": (ours, [(20,), (100,)]),
     "IBIS": (ibis, [(1,), (5,), (20,)]),
-    "NUTS": (nuts, [(100,), (300,), (1000,)]),
-    "SVI, normal": (svi, [("AutoNormal", steps) for steps in (300, 1000, 5000)]),
-    "SVI, full": (svi, [("AutoMultivariateNormal", steps) for steps in (300, 1000, 5000)]),
-    "Laplace": (laplace, [(30,)]),
+    "NUTS": (nuts, [(5, 100), (5, 500), (20, 100), (20, 500), (100, 100)]),
+    "SVI, normal": (partial(svi, guide_of="AutoNormal"), [(5, 1000), (20, 1000), (100, 300), (100, 1000)]),
+    "SVI, full": (partial(svi, guide_of="AutoMultivariateNormal"), [(5, 1000), (20, 1000), (100, 300), (100, 1000)]),
+    "Laplace": (laplace, [(5,), (20,), (100,), (500,)]),
     "SGLD": (sgld, [(0.001,), (0.003,), (0.01,), (0.03,), (0.1,), (0.3,)]),
 }
 
 
 def ends_of(stream: Stream) -> list[int]:
-    """Return the rows after which draws are wanted."""
+    """Return the rows after which draws are wanted: in the middle between refits."""
     count = len(FAMILIES[stream.family].rows.y)
-    return [count * part // PARTS for part in range(1, PARTS + 1)]
+    return [count * (2 * place + 1) // (2 * PLACES) for place in range(PLACES)]
 
 
 def references(folder: Path) -> dict[str, Any]:
-    """Return the posterior after each part of the streams, made where it is missing."""
+    """Return the posterior at each place of the streams, made where it is missing."""
     file = folder / "orders-peers-references.json"
     kept = json.loads(file.read_text())["references"] if file.exists() else {}
     for stream in STREAMS:
@@ -313,12 +343,19 @@ def references(folder: Path) -> dict[str, Any]:
             jax.config.update("jax_enable_x64", True)
             kept[name] = order_references.reference(family, part)
             print(name, kept[name]["seconds"], flush=True)
-            keep(file, {"command": "python -m benchmarks.orders references", "references": kept})
+            keep(
+                file,
+                {
+                    "command": "python -m benchmarks.orders peers",
+                    "sources": order_references.sources(),
+                    "references": kept,
+                },
+            )
     return kept
 
 
 def play(family: str, order: str, method: str, setting: int, seed: int, folder: str) -> dict[str, Any]:
-    """Return a method's errors after each part of a stream, and its processor time up to there."""
+    """Return a method's errors at each place of a stream, and its processor time up to there."""
     stream = Stream(family, order)
     made, kept = FAMILIES[family], references(Path(folder))
     run = Run(

@@ -24,6 +24,7 @@ from scipy.optimize import minimize
 import opvi
 from benchmarks.order_models import FAMILIES, Family
 from benchmarks.parallel import keep
+from benchmarks.stamp import stamp
 from opvi.types import Tree
 
 FILE = "orders-references.json"
@@ -147,6 +148,11 @@ def bridge(of_draws: np.ndarray, of_proposed: np.ndarray) -> float:
     return value
 
 
+def sources() -> dict[str, str]:
+    """Return what references depend on."""
+    return stamp("benchmarks/order_models.py", "benchmarks/order_references.py")
+
+
 def load(folder: Path) -> dict[str, Any]:
     """Return the references of a folder, by name."""
     file = folder / FILE
@@ -164,4 +170,5 @@ def make(folder: Path, names: list[str]) -> None:
         kept[name] = reference(family)
         said = {key: kept[name].get(key) for key in ("how", "R-hat", "effective", "log evidence", "seconds")}
         print(name, said, flush=True)
-        keep(folder / FILE, {"command": "python -m benchmarks.orders references", "references": kept})
+        made = {"command": "python -m benchmarks.orders references", "sources": sources(), "references": kept}
+        keep(folder / FILE, made)
