@@ -118,8 +118,8 @@ SETTINGS: dict[str, dict[str, Any]] = {
     "networks of 50 units": {"hidden": (50,)},
     "linear models only": {"hidden": ()},
 }
-EXPERTS = ("networks", "process", "linear", "neighbours", "levels")
-WRAPPERS = ("robust", "change", "firstrows")
+EXPERTS = "networks", "process", "linear", "neighbours", "levels"
+WRAPPERS = "robust", "change"
 VARIANTS: dict[str, Factory] = {
     **{name: partial(recommended, **settings) for name, settings in SETTINGS.items()},
     **{f"without {name}": partial(without_expert, name=name) for name in EXPERTS},

@@ -314,7 +314,7 @@ def of_all_rows(rows: jax.Array, seen: jax.Array) -> jax.Array:
 METHODS: dict[str, tuple[Callable[..., Draws], list[tuple]]] = {
     "opvi": (ours, [(20,), (100,)]),
     "IBIS": (ibis, [(1,), (5,), (20,)]),
-    "NUTS": (nuts, [(5, 100), (5, 500), (20, 100), (20, 500), (100, 100)]),
+    "NUTS": (nuts, [(5, 100), (5, 500), (20, 100), (100, 100)]),
     "SVI, normal": (partial(svi, guide_of="AutoNormal"), [(5, 1000), (20, 1000), (100, 300), (100, 1000)]),
     "SVI, full": (partial(svi, guide_of="AutoMultivariateNormal"), [(5, 1000), (20, 1000), (100, 300), (100, 1000)]),
     "Laplace": (laplace, [(5,), (20,), (100,), (500,)]),
