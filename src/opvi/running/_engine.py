@@ -240,7 +240,9 @@ class Engine:
         state, infos = self.state, []
         chunks = list(self._chunks(batches))
         where = 4 if self.in_place else None
-        learners = {quick: program(advanced, 3, quick, where, isinstance(self.sampler, StoresRows)) for _, _, quick in chunks}
+        learners = {
+            quick: program(advanced, 3, quick, where, isinstance(self.sampler, StoresRows)) for _, _, quick in chunks
+        }
         with one_blas_thread():
             for chunk, count, quick in chunks:
                 learn = learners[quick]

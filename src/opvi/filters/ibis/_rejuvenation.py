@@ -84,7 +84,14 @@ class Gaussian(NamedTuple):
 
     def log_density(self, v: Array) -> Scalar:
         """Return the log density."""
-        return -(((v - self.mean) / self.sd) ** 2).sum() / 2 - jnp.log(self.sd).sum() - len(v) * math.log(2 * math.pi) / 2
+        return (
+            -(((v - self.mean) / self.sd) ** 2).sum() / 2 - jnp.log(self.sd).sum() - len(v) * math.log(2 * math.pi) / 2
+        )
+
+    def draws(self, key: Key, n: int) -> Particles:
+        """Return n draws."""
+        noise = jax.random.normal(key, (n, len(self.mean)), self.mean.dtype)
+        return self.mean[None] + self.sd[None] * noise
 
 
 class Frame(NamedTuple):
@@ -172,9 +179,7 @@ def fit_frame(target: Target, density: Density, curvature: Array, mean: Array, c
     return Frame(mean, cholesky((V + V.T) / 2) * sd[:, None])
 
 
-def make_surrogate(
-    target: Target, key: Key, density: Density, mean: Array
-) -> tuple[Surrogate, Array]:
+def make_surrogate(target: Target, key: Key, density: Density, mean: Array) -> tuple[Surrogate, Array]:
     """Return a surrogate, and the curvature of all rows."""
     sample = sample_rows(key, density.rows, SAMPLE)
     tasks = jnp.array([False, True])
@@ -266,7 +271,19 @@ def begin_chains(x: Particles, surrogate: Surrogate, step: Scalar) -> Chains:
     """Return chains that have not moved yet."""
     zero, one = jnp.zeros((), x.dtype), jnp.ones((), x.dtype)
     value = jnp.zeros(len(x), x.dtype)
-    return Chains(x, value, value, surrogate, step, one, one, one, jnp.zeros((), jnp.int32), jnp.ones((), bool), jnp.ones((), bool))
+    return Chains(
+        x,
+        value,
+        value,
+        surrogate,
+        step,
+        one,
+        one,
+        one,
+        jnp.zeros((), jnp.int32),
+        jnp.ones((), bool),
+        jnp.ones((), bool),
+    )
 
 
 def anchor(target: Target, density: Density, at: Array) -> Density:
@@ -331,9 +348,7 @@ def resample_chains(
     return Prepared(begin_chains(x[resample_places(at, log_weights)], surrogate, step), frame, density)
 
 
-def rejuvenate(
-    target: Target, key: Key, x: Particles, log_weights: Array, density: Density, step: Scalar
-) -> Prepared:
+def rejuvenate(target: Target, key: Key, x: Particles, log_weights: Array, density: Density, step: Scalar) -> Prepared:
     """Resample particles, and move them until they have forgotten where they began."""
     chains, frame, density = resample_chains(target, key, x, log_weights, density, step)
     moving = jax.random.fold_in(key, 0)
