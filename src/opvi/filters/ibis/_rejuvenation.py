@@ -286,7 +286,7 @@ def begin_chains(x: Particles, surrogate: Surrogate, step: Scalar) -> Chains:
     )
 
 
-def anchor(target: Target, density: Density, at: Array) -> Density:
+def anchor(target: Target, density: Density, at: Array, cov: Array) -> Density:
     r"""Return the density with what is known of rows no longer stored expanded around another point.
 
     Their quadratic changes as those of the stored rows do that stand for them, whose likelihoods are known:
@@ -300,9 +300,20 @@ def anchor(target: Target, density: Density, at: Array) -> Density:
     now = expand(target, rows, all_rows(rows), at)
     change = jax.tree.map(jnp.subtract, now, before.moved_to(at))
     gone = past.gone.moved_to(at).plus(change)
-    doubt = past.doubt + doubt_of_anchoring(target, density, at)
+    doubt = add_doubts(past.doubt, doubt_of_anchoring(target, density, at), cov)
     beyond = jax.tree.map(jnp.subtract, gone, now)._replace(at=at).scaled(past.share)
     return density._replace(past=past._replace(gone=gone, doubt=doubt), beyond=beyond)
+
+
+def add_doubts(before: Array, new: Array, cov: Array) -> Array:
+    r"""Return a bound on the covariance of a sum of two errors, however they depend on one another.
+
+    $\operatorname{Cov}(e + f) \preceq (1 + \alpha) R + (1 + 1/\alpha) S$, where the rows sampled are mostly the same
+    as before, so that errors do not average out.
+    """
+    tiny = jnp.finfo(cov.dtype).tiny ** 0.5
+    ratio = jnp.sqrt(((new * cov).sum() + tiny) / ((before * cov).sum() + tiny))
+    return (1 + ratio) * before + (1 + 1 / ratio) * new
 
 
 def doubt_of_anchoring(target: Target, density: Density, at: Array) -> Array:
@@ -342,7 +353,7 @@ def resample_chains(
     """Return chains that begin at resampled particles."""
     at, picked = jax.random.split(key)
     mean, cov, effective = weighted_moments(x, log_weights)
-    density = anchor(target, density, mean)
+    density = anchor(target, density, mean, cov)
     surrogate, curvature = make_surrogate(target, picked, density, mean)
     frame = fit_frame(target, density, curvature, mean, cov, effective)
     return Prepared(begin_chains(x[resample_places(at, log_weights)], surrogate, step), frame, density)
