@@ -81,7 +81,9 @@ def test_scores_are_arvizs():
         assert mine.elpd == pytest.approx(float(other.iloc[0] if hasattr(other, "iloc") else other.elpd), abs=1e-3)
         assert mine.se == pytest.approx(float(other["se"]), rel=1e-3)
     if hasattr(arviz.loo(tree, pointwise=True), "pareto_k"):
-        np.testing.assert_allclose(opvi.loo(Exact(), State, 3, 500).doubt, arviz.loo(tree, pointwise=True).pareto_k, atol=1e-3)
+        np.testing.assert_allclose(
+            opvi.loo(Exact(), State, 3, 500).doubt, arviz.loo(tree, pointwise=True).pareto_k, atol=1e-3
+        )
 
 
 def test_what_cannot_be_scored_is_refused():
@@ -114,8 +116,8 @@ Z = (X @ [1.0, -0.5] + 0.5 * RNG.normal(size=25)).astype(np.float32)
 @pytest.fixture(scope="module")
 def compared():
     models = {
-        "loud": opvi.gauss_newton(opvi.linear_regression(2, noise=4.0)),
-        "right": opvi.gauss_newton(opvi.linear_regression(2, noise=0.25)),
+        "loud": opvi.gauss_newton(opvi.linear_regression(2, noise=4.0), half_life=math.inf),
+        "right": opvi.gauss_newton(opvi.linear_regression(2, noise=0.25), half_life=math.inf),
     }
     return opvi.compare_models(models, opvi.stream((X, Z), 1), key=0, particles=1)
 
@@ -163,7 +165,9 @@ def test_counts_are_checked_against_their_model(flagged):
     rng = np.random.default_rng(1)
     rate = 20 * (rng.gamma(2.0, 0.5, 600) if flagged else 1)
     y = rng.poisson(rate, 600).astype(np.float32)
-    target = opvi.network(lambda p, x: p[None] + 0 * x, lambda key: jax.random.normal(key, (1,)), opvi.targets.poisson())
+    target = opvi.network(
+        lambda p, x: p[None] + 0 * x, lambda key: jax.random.normal(key, (1,)), opvi.targets.poisson()
+    )
 
     class Counts(Exact):
         def draws(self, state, key, n):

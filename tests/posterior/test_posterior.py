@@ -1,5 +1,7 @@
 """Named draws and their table, effective numbers, Pareto-smoothed weights, probability integral transforms."""
 
+import dataclasses
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -74,9 +76,7 @@ def test_effective_numbers_of_chains_of_repeats_and_of_independent_draws():
 
 
 def test_what_is_not_the_posterior_says_so_once():
-    sampler = opvi.filters.SLOPVI  # only its frame: any sampler with such a line
-    sampler = opvi.langevin(LINE, step=0.1)
-    sampler = type(sampler)(**{**vars(sampler), "about": "not the posterior: a test"})
+    sampler = dataclasses.replace(opvi.langevin(LINE, step=0.1), about="not the posterior: a test")
     state = sampler.init(0, 5)
     with pytest.warns(UserWarning, match="^not the posterior: a test$"):
         sampler.posterior(state)
@@ -84,7 +84,9 @@ def test_what_is_not_the_posterior_says_so_once():
 
 
 def test_wrappers_and_samplers_without_a_target():
-    wrapped = opvi.calibrated(opvi.langevin(opvi.linear_regression(1), step=0.1), opvi.linear_regression(1), particles=5)
+    wrapped = opvi.calibrated(
+        opvi.langevin(opvi.linear_regression(1), step=0.1), opvi.linear_regression(1), particles=5
+    )
     assert posterior_of(wrapped, wrapped.init(0), 0, 7)["weights.0.bias"].shape == (7, 1)
     regressor = opvi.regressor(1, hidden=(), particles=4)
     assert posterior_of(regressor, regressor.init(0), 0, 7)["weights"].shape == (7, 2)

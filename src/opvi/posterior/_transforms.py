@@ -18,7 +18,9 @@ class Calibration(NamedTuple):
 
     uneven: float  # Kolmogorov's distance · √rows of P(Y ≤ y) from uniform
     inside: float  # share of the rows inside their 90 % intervals
-    spread: float  # of P(Y ≤ y) around 1/2, mean square, beside that of uniform ones: above 1, predictions are too narrow
+    spread: (
+        float  # of P(Y ≤ y) around 1/2, mean square, beside that of uniform ones: above 1, predictions are too narrow
+    )
     rows: int
 
 
@@ -62,7 +64,7 @@ def calibration_of(log_likelihood: np.ndarray, below: np.ndarray, before: np.nda
     high, low = (weight * np.asarray(below, float)).sum(0), (weight * np.asarray(before, float)).sum(0)
     edge = (1 - COVERAGE) / 2
     inside = float(((high >= edge) & (low <= 1 - edge)).mean())
-    spread = 4 * float((((high - 0.5) ** 2 + (high - 0.5) * (low - 0.5) + (low - 0.5) ** 2)).mean())
+    spread = 4 * float(((high - 0.5) ** 2 + (high - 0.5) * (low - 0.5) + (low - 0.5) ** 2).mean())
     return Calibration(unevenness(high, low), inside, spread, len(high))
 
 
@@ -76,7 +78,9 @@ def concerns_of_predictions(found: Calibration) -> list[str]:
     away = SURE * 12 / math.sqrt(180 * found.rows)  # (U - 1/2)² has the variance 1/180
     if found.spread > 1 + away:
         what = "its predictions are too narrow"
-        remedy = "counts that vary more want a negative binomial, numbers with outliers a Student-t, groups a level each"
+        remedy = (
+            "counts that vary more want a negative binomial, numbers with outliers a Student-t, groups a level each"
+        )
     elif found.spread < 1 - away:
         what, remedy = "its predictions are too wide", "the noise is smaller, or less heavy-tailed, than the model says"
     else:
