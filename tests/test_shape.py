@@ -52,18 +52,12 @@ def parsed(path: Path) -> ast.Module:
     return ast.parse(path.read_text())
 
 
-
-
 def exported(package: Path) -> set[str]:
     """Functions and classes that a package's `__init__` defines or hands on; not its own modules."""
     tree, own = parsed(package), name_of(package)
     handed = [node for node in ast.walk(tree) if isinstance(node, ast.ImportFrom) and node.module != own]
     names = {alias.asname or alias.name for node in handed for alias in node.names}
     return names | {node.name for node in tree.body if isinstance(node, Function | ast.ClassDef)}
-
-
-
-
 
 
 def test_no_function_hides_a_module():
@@ -76,16 +70,3 @@ def test_no_function_hides_a_module():
 def test_modules_are_private_unless_listed():
     modules = {name_of(path) for path in FILES if path.name != "__main__.py"}
     assert {name for name in modules if "._" not in name} == PUBLIC
-
-
-
-def public(a: Any, b: int) -> dict[str, Any]:
-    c: Any = a
-def _private(a: Any): ...
-class Public:
-    field: Any
-    def _hidden(self, a: Any): ...
-class _Hidden:
-    field: Any
-"""
-    assert vague(ast.parse(source).body) == 3

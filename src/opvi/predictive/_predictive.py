@@ -196,7 +196,7 @@ def predict(target: PredictsRows, particles: Particles, x: Tree) -> Predictive:
 
     Args:
         target: one with `predict`: every ready-made regression and classification model has it.
-        particles: `state.particles`.
+        particles: `[n, d]`, such as the draws in `sampler.posterior(state).matrix`.
         x: inputs with a leading axis of rows, as the model takes them.
     """
     refuse_forked()
