@@ -28,7 +28,6 @@ from opvi.types import (
     LikelihoodScale,
     Particles,
     Predicted,
-    Sampler,
     Scalar,
     Schedule,
     Seed,
@@ -175,7 +174,7 @@ NOT_THE_POSTERIOR = "not the posterior:"  # how `about` begins where draws are f
 _warned: set[str] = set()  # what was said before, and is not repeated
 
 
-def posterior_of(sampler: Sampler, state: State, key: Seed = 0, n: int = 1000) -> Posterior:
+def posterior_of(sampler: object, state: State, key: Seed = 0, n: int = 1000) -> Posterior:
     """Return n named draws from what a sampler believes; of one without a single target, plain `weights`."""
     about, target = getattr(sampler, "about", ""), target_of(sampler)
     if about.startswith(NOT_THE_POSTERIOR) and about not in _warned:

@@ -1,5 +1,6 @@
 r"""Leave-one-out scores from stored rows: PSIS-LOO and WAIC, at any moment of a stream."""
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
@@ -9,6 +10,7 @@ from opvi.checks._rows import stored
 from opvi.posterior import smooth_weights
 from opvi.types import Sampler, Seed, State
 
+Score = Callable[[np.ndarray, np.ndarray], tuple[np.ndarray, np.ndarray]]  # of rows' log likelihoods and weights
 LARGEST_K = 0.7  # of a tail: above, the row's score is not reliable
 LARGEST_VARIANCE = 0.4  # of a row's log likelihood over draws: above, WAIC is not reliable
 
@@ -89,7 +91,7 @@ def waic(sampler: Sampler, state: State, key: Seed = 0, n: int = 1000) -> ELPD:
     return _scored("WAIC", score, sampler, state, key, n)
 
 
-def _scored(method: str, score, sampler: Sampler, state: State, key: Seed, n: int) -> ELPD:
+def _scored(method: str, score: Score, sampler: Sampler, state: State, key: Seed, n: int) -> ELPD:
     """Return the scores of all stored rows together."""
     known = stored(sampler, state, key, n)
     each, doubts, learnt = [], [], []

@@ -1,6 +1,7 @@
 """Whether stored rows look like what the model predicts of them."""
 
 from functools import partial
+from typing import Any
 
 import jax
 import numpy as np
@@ -47,9 +48,10 @@ def transforms(target: Target, draws: Particles, data: Data, key: Seed = 0) -> t
     pair = isinstance(data, tuple | list) and len(data) == 2
     if target.predict is not None and pair:
         return _by_distribution(target, draws, data)
-    if not hasattr(target, "program"):  # no NumPyro model, which draws its sites
+    named: Any = target
+    if not hasattr(named, "program"):  # no NumPyro model, which draws its sites
         return None
-    drawn, observed = target.sample(as_key(key), draws, data), target.program.observations(data)
+    drawn, observed = named.sample(as_key(key), draws, data), named.program.observations(data)
     if len(drawn) != 1:
         return None
     name, values = next(iter(drawn.items()))

@@ -47,7 +47,7 @@ def unevenness(below: np.ndarray, before: np.ndarray | None = None) -> float:
     for part in np.array_split(places, max(1, len(places) * len(high) // 10**7)):
         ramps = np.clip((part[:, None] - smooth_low) / smooth_width, 0, 1).sum(1) if len(smooth_low) else 0.0
         for side in ("left", "right"):
-            share = (np.searchsorted(order, part, side) + ramps) / len(high)  # type: ignore[call-overload]
+            share = (np.searchsorted(order, part, side) + ramps) / len(high)
             most = max(most, float(np.abs(share - part).max()))
     return most * math.sqrt(len(high))
 
