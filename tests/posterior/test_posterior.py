@@ -34,7 +34,7 @@ def test_draws_have_the_names_of_the_parameters():
     assert set(posterior) == {"slope", "base"}
     assert posterior["slope"].shape == (100, 2)
     np.testing.assert_array_equal(posterior.matrix, sampler.draws(state, jax.random.key(1), 100))
-    np.testing.assert_array_equal(posterior["base"], posterior.matrix[:, 0])  # names are in order
+    np.testing.assert_array_equal(posterior["slope"], posterior.matrix[:, 1:])  # after `base`, in order of names
     with pytest.raises(KeyError, match="'slop' is not a parameter of this model; its parameters are: base, slope"):
         posterior["slop"]
     alone = opvi.langevin(opvi.gaussian_mixture(), step=0.1)

@@ -39,8 +39,8 @@ class ELPD:
         said = f"{self.method}: elpd {self.elpd:.1f} ± {self.se:.1f} nats over {of}, p {self.p:.1f}"
         if self.unreliable and self.method == "PSIS-LOO":
             said += (
-                f"\nPareto k is above {LARGEST_K} for {self.unreliable} rows (largest {np.nanmax(self.doubt):.2f}): they "
-                "decide the posterior, and their scores are too high. Look at them, or score rows before "
+                f"\nPareto k is above {LARGEST_K} for {self.unreliable} rows (largest {np.nanmax(self.doubt):.2f}): "
+                "they decide the posterior, and their scores are too high. Look at them, or score rows before "
                 "they are learnt: `opvi.compare_models`."
             )
         elif self.unreliable:

@@ -10,9 +10,9 @@ def effective_numbers(values: np.ndarray, draws: np.ndarray | None = None) -> np
 
     $$n_{\mathrm{eff}} = \frac{n^2 / \sum_j c_j^2}{1 + 2 \sum_k \rho_{kL}}$$
 
-    with $c_j$ how often the j-th distinct draw is there, and $\rho$ the autocorrelations at multiples of a lag L, as far
-    as sums of pairs of them are positive (Geyer, 1992). L is the first lag with a correlation beyond chance: the number of
-    chains, where their draws alternate. It is never more than n: what negative correlations gain is not counted.
+    with $c_j$ how often the j-th distinct draw is there, and $\rho$ the autocorrelations at multiples of a lag L, as
+    far as sums of pairs of them are positive (Geyer, 1992). L is the first lag with a correlation beyond chance: the
+    number of chains, where their draws alternate. It is never more than n: negative correlations gain nothing here.
 
     Args:
         values: `[n, m]`, in the order in which they were drawn.
