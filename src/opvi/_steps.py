@@ -2,6 +2,7 @@
 
 import functools
 import math
+import warnings
 from collections.abc import Callable, Hashable
 from dataclasses import dataclass, field
 from typing import NamedTuple, TypeVar, cast
@@ -15,6 +16,7 @@ from jax.scipy.special import logsumexp
 
 from opvi._cpu import compiler_options
 from opvi._forks import Unforked, refuse_forked
+from opvi.posterior import Posterior
 from opvi.predictive import Predictive, predict
 from opvi.targets import Target, as_particles, score
 from opvi.types import (
@@ -28,10 +30,12 @@ from opvi.types import (
     Predicted,
     Scalar,
     Schedule,
+    Seed,
     Start,
     State,
     StoresRows,
     Tree,
+    as_key,
     at_round,
     shapes_of,
 )
@@ -121,6 +125,16 @@ class TargetSampler(Unforked):
         """Return n draws from the posterior, `[n, d]`: particles that represent it, each equally often."""
         return dealt(state.particles, key, n)
 
+    def posterior(self, state: State, key: Seed = 0, n: int = 1000) -> Posterior:
+        """Return n draws from the posterior by the names of the model's parameters; `.summary()` is a table of them.
+
+        Args:
+            state: where the sampler stands; before any row the posterior is the prior.
+            key: a JAX key or an integer seed.
+            n: how many draws.
+        """
+        return posterior_of(self, state, key, n)
+
     def __str__(self) -> str:
         return self.about or repr(self)
 
@@ -155,6 +169,33 @@ def posterior_draws(sampler: object, state: State, key: Key, n: int) -> Particle
     """Return n draws from what a sampler believes; for one without `draws`, its particles."""
     found = getattr(sampler, "draws", None)
     return dealt(state.particles, key, n) if found is None else found(state, key, n)
+
+
+NOT_THE_POSTERIOR = "not the posterior:"  # how `about` begins where draws are from something else
+_warned: set[str] = set()  # what was said before, and is not repeated
+
+
+def posterior_of(sampler: object, state: State, key: Seed = 0, n: int = 1000) -> Posterior:
+    """Return n named draws from what a sampler believes; of one without a single target, plain `weights`."""
+    about, target = getattr(sampler, "about", ""), target_of(sampler)
+    if about.startswith(NOT_THE_POSTERIOR) and about not in _warned:
+        _warned.add(about)
+        warnings.warn(about, UserWarning, stacklevel=3)
+    matrix = posterior_draws(sampler, state, as_key(key), n)
+    named = {"weights": matrix} if target is None else target.constrain(matrix)
+    axes = {} if target is None else target.axes
+    draws = {name: np.asarray(values) for name, values in named.items()}
+    return Posterior(draws, matrix, int(state.rows), int(state.round), str(sampler), axes)
+
+
+def target_of(sampler: object) -> Target | None:
+    """Return the target of a sampler or of the samplers it wraps or mixes; None if there is not exactly one."""
+    found = getattr(sampler, "target", None)
+    if isinstance(found, Target):
+        return found
+    inner = (sampler.sampler,) if hasattr(sampler, "sampler") else getattr(sampler, "members", ())
+    targets = {target_of(one) for one in inner}
+    return targets.pop() if len(targets) == 1 else None
 
 
 class StepInfo(NamedTuple):

@@ -8,7 +8,7 @@ from jax.scipy.stats import norm
 
 import opvi
 from opvi.filters import Diagnosis, _moves, _sl_opvi
-from opvi.filters._measures import AtDraws, measured, pareto_k, stein_discrepancy, uneven
+from opvi.filters._measures import AtDraws, measured, stein_discrepancy
 from opvi.filters._modes import large_modes
 from opvi.filters._moves import remembered_limit
 from opvi.filters._surrogates import frame
@@ -129,13 +129,6 @@ def test_other_measures():
     assert stein_discrepancy(x, score - [0.5, 0, 0]) > 6  # draws half a standard deviation too far
     assert stein_discrepancy(x, score / 1.5) > 6  # draws too narrow
     assert np.isnan(stein_discrepancy(x * np.nan, score))
-    tails = rng.pareto(1 / 0.8, size=(20_000, 1))
-    k = pareto_k(np.log(np.concatenate([tails, rng.uniform(size=tails.shape), np.ones_like(tails)], 1)))
-    assert abs(k[0] - 0.8) < 0.15
-    assert k[1] < 0
-    assert k[2] == -np.inf
-    assert uneven(np.linspace(0.005, 0.995, 100)) < 0.2
-    assert uneven(np.full(100, 0.5)) == pytest.approx(5)
 
 
 def test_doubts_are_raised_at_doubled_rounds_and_once():

@@ -150,6 +150,10 @@ class SLOPVI(TargetSampler):
         places = _moves(self, chains, FIRST_MOVES, APART * last, key, state).places[APART - 1 :: APART]
         return places.reshape(-1, places.shape[-1])[:count]
 
+    def stored_rows(self, state: LinearisedState) -> tuple[Data, Array]:
+        """Return the rows that are stored and how many rows each stands for; places of weight 0 hold none."""
+        return state.kept, jnp.zeros(0) if isinstance(state.weight, tuple) else state.weight
+
     def diagnosis(self, state: LinearisedState, key: Seed = 0) -> Diagnosis:
         """Return how far the posterior can be trusted; `diagnosis.concerns()` says what to do where it cannot."""
         return _diagnosis(self, as_key(key), state)
