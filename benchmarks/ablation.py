@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 
 import opvi
@@ -42,18 +43,22 @@ Factory = Callable[[Stream], opvi.Sampler | None]  # None: the variant is the de
 # Variants: a name, and how to make the model for a stream.
 
 
+def maker(stream: Stream) -> Callable[..., Any]:
+    """Return the recommended model's factory, for a stream's columns and classes."""
+    features = stream.X.shape[1]
+    return partial(opvi.classifier, features, stream.classes) if stream.classes else partial(opvi.regressor, features)
+
+
 def recommended(stream: Stream, **settings: Any) -> opvi.Sampler | None:
     """Return the recommended model with the settings that it has; None if it has none of them."""
-    features = stream.X.shape[1]
-    make = partial(opvi.classifier, features, stream.classes) if stream.classes else partial(opvi.regressor, features)
+    make = maker(stream)
     known = {name: value for name, value in settings.items() if name in inspect.signature(make).parameters}
     return make(**known) if known or not settings else None
 
 
 def without_expert(stream: Stream, name: str) -> opvi.Sampler | None:
     """Return the recommended model without an expert; None if it has no such expert."""
-    features = stream.X.shape[1]
-    make = partial(opvi.classifier, features, stream.classes) if stream.classes else partial(opvi.regressor, features)
+    make = maker(stream)
     experts = getattr(make(), "experts", ())
     kept = tuple(expert for expert in experts if named(expert) != name)
     return make(experts=kept) if kept and len(kept) < len(experts) else None
@@ -66,8 +71,7 @@ def named(expert: Any) -> str:
 
 def without_relevance(stream: Stream) -> opvi.Sampler | None:
     """Return the recommended model whose useless columns do not fade."""
-    features = stream.X.shape[1]
-    make = partial(opvi.classifier, features, stream.classes) if stream.classes else partial(opvi.regressor, features)
+    make = maker(stream)
     experts = getattr(make(), "experts", ())
     bare = tuple(getattr(expert, "expert", expert) for expert in experts)
     return make(experts=bare) if bare != tuple(experts) else None
@@ -75,10 +79,10 @@ def without_relevance(stream: Stream) -> opvi.Sampler | None:
 
 def without_wrapper(stream: Stream, name: str) -> opvi.Sampler | None:
     """Return the recommended model without a wrapper around its stack; None if it has no such wrapper."""
-    whole = recommended(stream)
-    if whole is None or name not in wrappers(getattr(whole, "model", None)):
+    whole = maker(stream)()
+    if name not in wrappers(getattr(whole, "model", None)):
         return None
-    kind = stripped(type(whole))
+    kind = stripped(type(whole))  # type: ignore[arg-type]  # a class is hashable
     return kind(**{one.name: getattr(whole, one.name) for one in fields(whole)}, part=name)
 
 
@@ -92,7 +96,7 @@ def stripped(kind: Any) -> Any:
     """Return a kind of composition that leaves out the wrapper named in its field `part`."""
 
     @dataclass(frozen=True)
-    class Stripped(kind):  # type: ignore[misc]
+    class Stripped(kind):
         part: str = ""
 
         @cached_property
@@ -199,12 +203,12 @@ def of_classes(predicted: dict[str, np.ndarray], stream: Stream) -> Scores:
 def tested(sampler: opvi.Sampler, state: Any, X: np.ndarray, y: np.ndarray, stream: Stream) -> Scores:
     """Return the errors on rows that are not learnt."""
     predictive = sampler.predict(state, X.astype(np.float32))
-    target = y.astype(np.float32)
+    target = jnp.asarray(y, jnp.float32)
     low, high = (np.asarray(end, float) for end in predictive.interval(LEVEL))  # type: ignore[attr-defined]
     error = (np.asarray(predictive.mean(), float) - y) / stream.unit
     return {
         "rmse": float(np.sqrt((error**2).mean())),
-        "log density": float(np.asarray(predictive.log_density(target), float).mean() + math.log(stream.unit)),
+        "log density": float(predictive.log_density(target).mean()) + math.log(stream.unit),
         "coverage": float(((low <= y) & (y <= high)).mean()),
     }
 
@@ -233,8 +237,8 @@ def trial(variant: str, family: str, name: str, seed: int) -> Scores | None:
         return None
     try:
         return score(sampler, stream, seed)
-    except opvi.DivergedError as error:
-        return {"rmse": math.inf, "log density": -math.inf, "log loss": math.inf, "rows": float(error.state.rows)}
+    except opvi.DivergedError:
+        return {"rmse": math.inf, "log density": -math.inf, "log loss": math.inf}
 
 
 PEERS = ("River's forest", "boosted trees, refitted")
@@ -357,7 +361,7 @@ def main() -> None:
         if str(seed) not in results.get(variant, {}).get(family, {}).get(name, {})
     ]
     if options.jobs > 1:  # longest first
-        tasks.sort(key=lambda task: -len(FAMILIES[task[1]][task[2]](task[3]).y))
+        tasks.sort(key=lambda task: (task[0] != DEFAULT, -len(FAMILIES[task[1]][task[2]](task[3]).y)))
     about = machine("python -m benchmarks.ablation")
     report = {"command": about["command"], "machine": about, "sources": stamp(*SOURCES)}
     each = ((task, trial(*task)) for task in tasks) if options.jobs == 1 else finished(trial, tasks, options.jobs)

@@ -49,7 +49,7 @@ def ask(model: Any, x: dict[str, float], classes: int) -> Any:
 def boosted(stream: Stream, seed: int) -> dict[str, float]:
     """Return the scores of boosted trees, refitted on all rows so far; LightGBM where it is installed."""
     try:
-        from lightgbm import LGBMClassifier as Classifier
+        from lightgbm import LGBMClassifier as Classifier  # type: ignore[import-not-found]
         from lightgbm import LGBMRegressor as Regressor
 
         settings: dict[str, Any] = {"random_state": seed, "n_jobs": 1, "verbose": -1}

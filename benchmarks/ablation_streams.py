@@ -248,6 +248,21 @@ def river(name: str, seed: int) -> Stream:
     return plain(X, y, len(labels), batch=1)
 
 
+def one_by_one(rows: int, make: Make, seed: int) -> Stream:
+    """Return the first rows of a stream, one in a batch."""
+    made = make(seed)
+    parts = {name: getattr(made, name)[:rows] for name in ("X", "y", "truth", "scored")}
+    return made._replace(**parts, tests={}, batch=1)
+
+
+def wide(seed: int, columns: int = 60) -> Stream:
+    """Return a smooth function of six among sixty columns."""
+    rng = np.random.default_rng([413, seed])
+    X = rng.normal(size=(3000, columns))
+    y = np.sin(2 * X[:, 0]) + X[:, 1] * X[:, 2] + X[:, 3:6].sum(1) + 0.3 * rng.normal(size=len(X))
+    return plain(X, y)
+
+
 JUMPS = {
     "level by 3 sds": (3.0, 1.0, False),
     "level by 100 sds": (100.0, 1.0, False),
@@ -285,6 +300,11 @@ FAMILIES: dict[str, dict[str, Make]] = {
         "elec2, 10 % wrong": partial(elec2, 10_000, 0.1),
         "covertype, 10 % wrong": partial(covertype, 8_000, 0.1),
         "covertype, 1 % -999": partial(covertype, 8_000, 0.0, none=0.01),
+    },
+    "cost": {
+        "kin8nm, one by one": partial(one_by_one, 3000, partial(table, TABLES["kin8nm"])),
+        "60 columns": wide,
+        "elec2, one by one": partial(one_by_one, 3000, partial(elec2, 3000, 0.0)),
     },
     "whole elec2": {"elec2": partial(elec2, 45_312, 0.0)},
 }

@@ -16,8 +16,13 @@ def summary(by_setting: dict[str, dict[str, dict]]) -> list[tuple[float, float]]
     return sorted(points)
 
 
+def front(points: list[tuple[float, float]]) -> list[tuple[float, float]]:
+    """Return the settings of a method than which none is both faster and nearer."""
+    return [point for point in points if not any(o[0] <= point[0] and o[1] < point[1] for o in points)]
+
+
 def errors_at_time(results: dict[str, dict], streams: list[str], methods: list[str], path: Path) -> None:
-    """Draw each method's error against its processor time, stream by stream; less and lower is better."""
+    """Draw the error of each method's best settings against processor time; to the left and lower is better."""
     import matplotlib.pyplot as plt
 
     from paper import plots
@@ -26,7 +31,7 @@ def errors_at_time(results: dict[str, dict], streams: list[str], methods: list[s
         made, axes = plt.subplots(1, len(streams), figsize=(10.5, 3.4), sharey=True)
         for stream, ax in zip(streams, axes, strict=True):
             for number, method in enumerate(methods):
-                points = summary(results.get(stream, {}).get(method, {}))
+                points = front(summary(results.get(stream, {}).get(method, {})))
                 if points:
                     colour = plots.INK if number >= len(plots.COLOURS) else plots.COLOURS[number]
                     size = 8 if method == "opvi" else 5
@@ -34,7 +39,9 @@ def errors_at_time(results: dict[str, dict], streams: list[str], methods: list[s
             ax.set(xlabel="processor time of the stream, s", title=stream)
             ax.axhline(0.1, color=plots.INK, linewidth=0.7, linestyle=":")
         axes[0].set(ylabel="worst mean, sds off")
-        axes[-1].legend(fontsize="small", loc="center left", bbox_to_anchor=(1.0, 0.5))
+        shown = {label: line for ax in axes for line, label in zip(*ax.get_legend_handles_labels(), strict=True)}
+        lines = [shown[method] for method in methods if method in shown]
+        axes[-1].legend(handles=lines, fontsize="small", loc="center left", bbox_to_anchor=(1.0, 0.5))
         made.tight_layout()
         plots.save(made, path)
 

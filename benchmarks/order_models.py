@@ -214,15 +214,15 @@ def hierarchy_exact(rows: Rows) -> Exact:
     before = np.diag([1 / 9, *[1.0] * 8])
     parts = []
     for value in log_sigma:
-        variance = math.exp(2 * value)
-        precision = before + np.einsum("tgi,g,tgj->tij", design, count / variance, design)
-        h = np.einsum("tgi,g->ti", design, total / variance)
-        covariance = np.linalg.inv(precision)
-        mean = np.einsum("tij,tj->ti", covariance, h)
+        square = math.exp(2 * value)
+        precision = before + np.einsum("tgi,g,tgj->tij", design, count / square, design)
+        h = np.einsum("tgi,g->ti", design, total / square)
+        cosquare = np.linalg.inv(precision)
+        mean = np.einsum("tij,tj->ti", cosquare, h)
         mass = (np.einsum("ti,ti->t", h, mean) - np.linalg.slogdet(precision)[1] - 2 * math.log(3)) / 2
-        mass -= (y @ y) / (2 * variance) + len(y) / 2 * (math.log(2 * math.pi) + 2 * value)
+        mass -= (y @ y) / (2 * square) + len(y) / 2 * (math.log(2 * math.pi) + 2 * value)
         mass -= (log_tau**2 + value**2) / 2 + math.log(2 * math.pi)  # both priors
-        parts.append((mass, mean, np.einsum("tii->ti", covariance)))
+        parts.append((mass, mean, np.einsum("tii->ti", cosquare)))
     mass, mean, variance = (np.stack(part) for part in zip(*parts, strict=True))
     top = mass.max()
     share = np.exp(mass - top)

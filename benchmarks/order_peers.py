@@ -61,7 +61,7 @@ class Run(NamedTuple):
     prior: Callable[[jax.Array, int], jax.Array]
 
     @property
-    def count(self) -> int:
+    def length(self) -> int:
         """The number of rows."""
         return len(jax.tree.leaves(self.rows)[0])
 
@@ -163,7 +163,7 @@ def pad(leaf: np.ndarray, count: int, room: int) -> np.ndarray:
 
 def refitted(run: Run, times: int, fit: Callable[[int], np.ndarray]) -> Draws:
     """Yield the draws of the latest of so many fits; those of the prior before the first."""
-    draws, done, step = np.asarray(run.prior(run.key, DRAWS)), 0, run.count // times
+    draws, done, step = np.asarray(run.prior(run.key, DRAWS)), 0, run.length // times
     for end in run.ends:
         while done + step <= end:
             done += step
@@ -433,10 +433,10 @@ def compare(options: argparse.Namespace) -> None:
         last = one["parts"][-1]
         print(name, method, label, seed, f"{last['seconds']:.2f} s, {last['worst mean']:.2f} sd", flush=True)
         kept()
-    tasks = [(*s, batch) for s in chosen for batch in (1, 20, 100) if str(batch) not in cost.get(s.name, {})]
-    made = ((task, costs(*task)) for task in tasks) if options.jobs == 1 else finished(costs, tasks, options.jobs)
-    for (family, order, batch), one in made:
-        cost.setdefault(Stream(family, order).name, {})[str(batch)] = one
+    slow = [(*s, batch) for s in chosen for batch in (1, 20, 100) if str(batch) not in cost.get(s.name, {})]
+    timings = ((task, costs(*task)) for task in slow) if options.jobs == 1 else finished(costs, slow, options.jobs)
+    for (family, order, batch), found in timings:
+        cost.setdefault(Stream(family, order).name, {})[str(batch)] = found
         kept()
     print(printed(results))
     order_figures.errors_at_time(results, [s.name for s in STREAMS], list(METHODS), options.out / "orders-peers.png")

@@ -57,7 +57,7 @@ def reference(family: Family, rows: Tree | None = None) -> dict[str, Any]:
 
 def by_nuts(family: Family, rows: Tree) -> dict[str, Any]:
     """Return what four long chains find, in coordinates in which the posterior is nearly round."""
-    if not jax.config.jax_enable_x64:
+    if jnp.zeros(()).dtype != jnp.float64:
         raise RuntimeError("references need double precision: run `python -m benchmarks.orders references`.")
     log_density = density(family.target, rows)
     center, back = laplace(log_density, family.target)

@@ -84,11 +84,11 @@ _clocks: list[Clock] = []
 def _listen() -> None:
     """Hear from JAX when it compiles; once per process."""
 
-    def heard(event: str, seconds: float, **_: Any) -> None:
+    def heard(event: str, duration_secs: float, **_: Any) -> None:
         if event.startswith(COMPILING) and event.endswith("_duration"):
             now = time.perf_counter()
             for clock in _clocks:
-                clock.compiled.append((now - seconds, now))
+                clock.compiled.append((now - duration_secs, now))
 
     jax.monitoring.register_event_duration_secs_listener(heard)
 
@@ -175,7 +175,7 @@ def measure(
         "seconds": first.wall,
         "draw seconds": drawing.wall - drawing.compiling,
         "concerns": checked.concerns() if checked else None,
-        "diagnosis": {key: float(value) for key, value in numbers_of(checked)},
+        "diagnosis": dict(numbers_of(checked)),
         "warnings": said,
     }
 
@@ -192,7 +192,7 @@ def numbers_of(diagnosis: Any) -> Iterator[tuple[str, float]]:
     """Yield the numbers of a diagnosis."""
     for key, value in getattr(diagnosis, "_asdict", dict)().items():
         if np.ndim(value) == 0 and isinstance(value, int | float | np.generic):
-            yield key, value
+            yield key, float(value)
 
 
 def near(trial: dict[str, Any], dim: int) -> bool:
