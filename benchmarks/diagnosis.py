@@ -21,7 +21,7 @@ from numpyro.diagnostics import gelman_rubin
 from numpyro.infer import MCMC, NUTS
 
 import opvi
-from benchmarks.measures import pareto_k, separation, stein_discrepancy, uneven
+from benchmarks.measures import pareto_k, separation, stein_discrepancy, unevenness
 from benchmarks.parallel import finished, keep
 from benchmarks.stamp import stamp
 from opvi.filters._diagnosis import FIRST_DOUBT
@@ -259,7 +259,7 @@ def others(name: str, case: Case, target: opvi.Target, rows: object, draws: np.n
     for start, cdf in PREDICTED.items():
         if name.startswith(start):
             pit = np.asarray(jax.vmap(lambda v, cdf=cdf: cdf(v, rows))(some[::4]), float)
-            return {**found, "PIT": uneven(pit.mean(0))}
+            return {**found, "PIT": unevenness(pit.mean(0))}
     return found
 
 

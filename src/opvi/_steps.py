@@ -16,6 +16,7 @@ from jax.scipy.special import logsumexp
 
 from opvi._cpu import compiler_options
 from opvi._forks import Unforked, refuse_forked
+from opvi.posterior import Posterior
 from opvi.predictive import Predictive, predict
 from opvi.targets import Target, as_particles, score
 from opvi.types import (
@@ -130,6 +131,16 @@ class TargetSampler(Unforked):
         """Return n of the particles, each equally often."""
         return dealt(state.particles, key, n)
 
+    def posterior(self, state: State, key: Seed = 0, n: int = 1000) -> Posterior:
+        """Return n draws from the posterior by the names of the model's parameters; `.summary()` is a table of them.
+
+        Args:
+            state: where the sampler stands; before any row the posterior is the prior.
+            key: a JAX key or an integer seed.
+            n: how many draws.
+        """
+        return posterior_of(self, state, key, n)
+
     def __str__(self) -> str:
         return self.about or repr(self)
 
@@ -175,6 +186,26 @@ def posterior_draws(sampler: object, state: State, key: Key, n: int) -> Particle
     """Return n draws from what a sampler believes; for one without `draws`, its particles."""
     found = getattr(sampler, "draws", None)
     return dealt(state.particles, key, n) if found is None else found(state, key, n)
+
+
+def posterior_of(sampler: object, state: State, key: Seed = 0, n: int = 1000) -> Posterior:
+    """Return n named draws from what a sampler believes; of one without a single target, plain `weights`."""
+    target = target_of(sampler)
+    matrix = posterior_draws(sampler, state, as_key(key), n)
+    named = {"weights": matrix} if target is None else target.constrain(matrix)
+    axes = {} if target is None else target.axes
+    draws = {name: np.asarray(values) for name, values in named.items()}
+    return Posterior(draws, matrix, int(state.rows), int(state.round), str(sampler), axes)
+
+
+def target_of(sampler: object) -> Target | None:
+    """Return the target of a sampler or of the samplers it wraps or mixes; None if there is not exactly one."""
+    found = getattr(sampler, "target", None)
+    if isinstance(found, Target):
+        return found
+    inner = (sampler.sampler,) if hasattr(sampler, "sampler") else getattr(sampler, "members", ())
+    targets = {target_of(one) for one in inner}
+    return targets.pop() if len(targets) == 1 else None
 
 
 class StepInfo(NamedTuple):

@@ -435,7 +435,7 @@ def test_bad_arguments_are_refused():
     with pytest.raises(ValueError, match="same number of rows"):
         from_numpyro(regression, (X, Y[:2]))
     target, data = case("regression")
-    with pytest.raises(ValueError, match=r"4 parameters: give `state.particles`"):
+    with pytest.raises(ValueError, match=r"4 parameters, so a matrix of shape .n, 4. is needed"):
         target.constrain(jnp.zeros((2, 3)))
     with pytest.raises(ValueError, match="`data` has leaves of shape .7, 3., but the target was made with"):
         target.log_likelihoods(jnp.zeros((2, 4)), data[:1])

@@ -13,7 +13,7 @@ ROOT = Path(__file__).parents[2]
 
 PAGES = [
     "README.md",
-    *(f"docs/{name}.md" for name in ("index", "extend", "trackers", "estimators", "learn", "checkpoints")),
+    *(f"docs/{name}.md" for name in ("index", "extend", "trackers", "estimators", "learn", "checkpoints", "checks")),
     *(f"docs/{name}.md" for name in ("interop", "regret")),
 ]
 PAGES += [f"docs/guides/{name}.md" for name in ("regression", "drift", "numpyro", "schedule")]

@@ -7,7 +7,7 @@ import pytest
 from jax.scipy.stats import norm
 
 import opvi
-from opvi.filters._measures import pareto_k, stein_discrepancy, uneven
+from opvi.filters._measures import stein_discrepancy
 from opvi.filters.sl_opvi import Diagnosis, _sl_opvi, _trajectories
 from opvi.filters.sl_opvi._mode_weights import large_modes
 from opvi.filters.sl_opvi._surrogates import frame
@@ -162,13 +162,6 @@ def test_other_measures():
     assert stein_discrepancy(x, score - [0.5, 0, 0]) > 6  # draws half a standard deviation too far
     assert stein_discrepancy(x, score / 1.5) > 6  # draws too narrow
     assert np.isnan(stein_discrepancy(x * np.nan, score))
-    tails = rng.pareto(1 / 0.8, size=(20_000, 1))
-    k = pareto_k(np.log(np.concatenate([tails, rng.uniform(size=tails.shape), np.ones_like(tails)], 1)))
-    assert abs(k[0] - 0.8) < 0.15
-    assert k[1] < 0
-    assert k[2] == -np.inf
-    assert uneven(np.linspace(0.005, 0.995, 100)) < 0.2
-    assert uneven(np.full(100, 0.5)) == pytest.approx(5)
 
 
 def test_doubts_are_raised_at_doubled_rounds_and_once():

@@ -340,7 +340,9 @@ def _leaf(found: Any, like: Any, where: str) -> Any:
                 "loading: `jax.config.update('jax_enable_x64', True)`."
             )
         fits = fits and found.dtype == like.dtype and found.ndim == like.ndim
-        grows = isinstance(like, np.ndarray) or like.shape[:1] == (0,)  # NumPy's arrays, and room that was empty at first
+        grows = isinstance(like, np.ndarray) or like.shape[:1] == (
+            0,
+        )  # NumPy's arrays, and room that was empty at first
         if not fits or (found.shape != like.shape and not grows):
             raise CheckpointError(f"{where} is {_kind(found)}, but {_kind(like)} is expected.")
         return jax.device_put(found) if on_device else found  # nothing is compiled, as `jnp.asarray` would

@@ -20,7 +20,7 @@ from opvi.running._learners import one_learner, without_mark
 from opvi.running._plain import from_plain, plainly
 from opvi.running._programs import keep_programs
 from opvi.running._rows import as_rows, cut, joined, row_count, size_of, taken, weights, with_room
-from opvi.types import Array, ArrayLike, Batch, Data, Info, Key, Sampler, StoresRows, Seed, State, Tree, as_key
+from opvi.types import Array, ArrayLike, Batch, Data, Info, Key, Sampler, Seed, State, StoresRows, Tree, as_key
 
 CHUNK_BYTES = 1 << 24  # of batches held at once
 CHUNK_ROUNDS = 64  # at most; fewer are in room for as many, and the program stops after them
@@ -240,7 +240,9 @@ class Engine:
         state, infos = self.state, []
         chunks = list(self._chunks(batches))
         where = 4 if self.in_place else None
-        learners = {quick: program(advanced, 3, quick, where, isinstance(self.sampler, StoresRows)) for _, _, quick in chunks}
+        learners = {
+            quick: program(advanced, 3, quick, where, isinstance(self.sampler, StoresRows)) for _, _, quick in chunks
+        }
         with one_blas_thread():
             for chunk, count, quick in chunks:
                 learn = learners[quick]

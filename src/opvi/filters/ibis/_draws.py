@@ -12,7 +12,8 @@ from opvi.filters.ibis._rejuvenation import Chains, Density, Limits, move_until_
 from opvi.targets import Target
 from opvi.types import Array, Key, Particles
 
-THOROUGH = Limits(0.12, 0.25, 100)  # when chains have forgotten where they began
+REMEMBERED, NOISE = 0.05, 3.0  # a + b / √chains: larger correlations with where chains began are not chance
+MOST_MOVES = 150  # between two draws of a chain
 
 
 class Drawn(NamedTuple):
@@ -31,15 +32,21 @@ def sweep_chains(
     """Return where resampled particles are after several sweeps of moves, the first one long enough to forget."""
     chains, frame, density = resample_chains(target, key, x, log_weights, density, step)
     moving = jax.random.fold_in(key, 0)
+    thorough = Limits(memory_limit(len(x)) / 2, memory_limit(len(x)), MOST_MOVES)
 
     def sweep(s: Array, given: tuple[Chains, Array, Array]) -> tuple[Chains, Array, Array]:
         chains, places, slowest = given
-        chains = move_until_forgotten(target, moving, density, frame, chains, THOROUGH)
+        chains = move_until_forgotten(target, moving, density, frame, chains, thorough)
         return chains, places.at[s].set(chains.x), jnp.maximum(slowest, chains.slowest)
 
     begin = chains, jnp.zeros((sweeps, *x.shape), x.dtype), jnp.zeros((), x.dtype)
     chains, places, slowest = jax.lax.fori_loop(0, sweeps, sweep, begin)
     return Drawn(places, chains.accepted, slowest)
+
+
+def memory_limit(chains: int) -> float:
+    """Return the correlation above which chains remember where they began; below, it may be chance."""
+    return REMEMBERED + NOISE / math.sqrt(chains)
 
 
 def sweeps_for(n: int, chains: int) -> int:

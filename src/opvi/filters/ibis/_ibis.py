@@ -27,7 +27,7 @@ from opvi._steps import (
 from opvi.filters._covariance import exactly
 from opvi.filters._evidence import joined, log_mass, warn_if_uncertain
 from opvi.filters._prior import gaussian_prior
-from opvi.filters.ibis._draws import sweep_chains, sweeps_for
+from opvi.filters.ibis._draws import memory_limit, sweep_chains, sweeps_for
 from opvi.filters.ibis._rejuvenation import (
     FIRST_STEP,
     Density,
@@ -59,7 +59,7 @@ from opvi.filters.ibis._storage import (
     with_room,
     write_beyond,
 )
-from opvi.filters.ibis._sums import Quadratic, row_likelihoods
+from opvi.filters.ibis._sums import IMPOSSIBLE, Quadratic, row_likelihoods
 from opvi.predictive import Predictive
 from opvi.targets import Target, cast, check_batch
 from opvi.types import Array, Batch, Data, Key, Particles, Scalar, Seed, Start, Tree, as_key
@@ -72,7 +72,6 @@ EFFECTIVE = 0.5  # share of the particles: with fewer effective ones they are re
 HALVINGS = 20  # of a batch's share, to find how much of it is enough at once
 SMALLEST_SHARE = 1e-4
 EVIDENCE_DRAWS = 2048
-LARGEST_MEMORY, MEMORY_BY_CHANCE = 0.25, 3.5  # a + b / √chains: correlations above this are memory
 
 
 class IBISState(NamedTuple):
@@ -133,9 +132,9 @@ class IBIS(TargetSampler):
     def step(self, key: Key, state: IBISState, batch: Batch) -> tuple[IBISState, StepInfo]:
         """Learn from a batch."""
         batch = cast(batch, state.particles.dtype)
-        check_batch(self.target, state.particles[0], batch)
         if len(state.storage.weight):
             check_example(state.storage.data, batch.data)
+        check_batch(self.target, state.particles[0], batch)
         return _step(self, key, self.make_room(state, batch), batch)
 
     def predict(self, state: IBISState, x: Tree) -> Predictive:
@@ -185,7 +184,7 @@ class IBIS(TargetSampler):
             wide=float(ratio.max()),
             accepted=float(drawn.accepted),
             remembered=float(drawn.remembered),
-            limit=LARGEST_MEMORY + MEMORY_BY_CHANCE / math.sqrt(len(x)),
+            limit=memory_limit(len(x)),
             lost=_lost(state, draws, float(there.misfit)),
             misfit=float(there.misfit),
             rows=int(state.rows),
@@ -283,8 +282,7 @@ def _prior_draws(target: Target, key: Key, x: Particles, n: int) -> Particles:
     """Return draws from the prior where it is Gaussian, else starting particles, which are as near as is known."""
     if gaussian_prior(target) is None:
         return dealt(x, key, n)
-    start = _start(target, x)
-    return start.mean + start.sd * jax.random.normal(key, (n, target.dim), x.dtype)
+    return _start(target, x).draws(key, n)
 
 
 class _Tempered(NamedTuple):
@@ -310,7 +308,7 @@ def _step(sampler: IBIS, key: Key, state: IBISState, batch: Batch) -> tuple[IBIS
     limits = limits_of(sampler.memory, sampler.half_life, batch.data)
     clock = tick(state, batch)
     key = jax.random.fold_in(key, clock.round)
-    said = _batch_likelihoods(target, x, batch)
+    said = jax.vmap(lambda v: target.log_likelihood(target.unravel(v), batch.data))(x)
     log_predictive, predicted = predicted_rows(batch, said, state.log_weights)
     gamma = jnp.ones((), x.dtype)
     if sampler.half_life is not None:
@@ -319,7 +317,7 @@ def _step(sampler: IBIS, key: Key, state: IBISState, batch: Batch) -> tuple[IBIS
     storage, weight = write_beyond(state.storage, batch, top)
     first = state.round == 0
     start = _start(target, x)
-    drawn = start.mean + start.sd * jax.random.normal(jax.random.fold_in(key, 0), x.shape, x.dtype)
+    drawn = start.draws(jax.random.fold_in(key, 0), len(x))
     x = jnp.where(first, drawn, x)
 
     def density(at: _Tempered) -> Density:
@@ -386,7 +384,8 @@ def _step(sampler: IBIS, key: Key, state: IBISState, batch: Batch) -> tuple[IBIS
         storage.doubt,
     )
     end = jax.lax.while_loop(lambda at: at.beta < 1, advance, begin)
-    likelihood = gamma * end.old + _batch_likelihoods(target, end.x, batch) @ batch.weight
+    of_batch = _batch_likelihoods(target, end.x, batch) @ batch.weight
+    likelihood = gamma * end.old + of_batch
     storage = faded(storage._replace(gone=end.gone, doubt=end.doubt), gamma)
     storage, leaving = keep(jax.random.fold_in(key, 2**20), storage, limits, weight, top)
     if leaving is not None:
@@ -406,7 +405,9 @@ def _step(sampler: IBIS, key: Key, state: IBISState, batch: Batch) -> tuple[IBIS
         state.moves + end.moves,
     )
     fits = top + len(weight) <= len(storage.weight)
-    new, finite = keep_if_finite(new, state, (end.x, end.log_weights), jnp.where(fits, log_predictive, jnp.nan))
+    possible = of_batch.max() > IMPOSSIBLE / 2
+    sound = jnp.where(fits & possible, 0, jnp.nan)
+    new, finite = keep_if_finite(new, state, (end.x, end.log_weights), sound)
     info = StepInfo(clock.rows, log_predictive, root_mean_square(end.x - x), finite, predicted)
     return new._replace(round=clock.round, rows=clock.rows), info
 

@@ -84,7 +84,14 @@ class Gaussian(NamedTuple):
 
     def log_density(self, v: Array) -> Scalar:
         """Return the log density."""
-        return -(((v - self.mean) / self.sd) ** 2).sum() / 2 - jnp.log(self.sd).sum() - len(v) * math.log(2 * math.pi) / 2
+        return (
+            -(((v - self.mean) / self.sd) ** 2).sum() / 2 - jnp.log(self.sd).sum() - len(v) * math.log(2 * math.pi) / 2
+        )
+
+    def draws(self, key: Key, n: int) -> Particles:
+        """Return n draws."""
+        noise = jax.random.normal(key, (n, len(self.mean)), self.mean.dtype)
+        return self.mean[None] + self.sd[None] * noise
 
 
 class Frame(NamedTuple):
@@ -172,9 +179,7 @@ def fit_frame(target: Target, density: Density, curvature: Array, mean: Array, c
     return Frame(mean, cholesky((V + V.T) / 2) * sd[:, None])
 
 
-def make_surrogate(
-    target: Target, key: Key, density: Density, mean: Array
-) -> tuple[Surrogate, Array]:
+def make_surrogate(target: Target, key: Key, density: Density, mean: Array) -> tuple[Surrogate, Array]:
     """Return a surrogate, and the curvature of all rows."""
     sample = sample_rows(key, density.rows, SAMPLE)
     tasks = jnp.array([False, True])
@@ -266,10 +271,22 @@ def begin_chains(x: Particles, surrogate: Surrogate, step: Scalar) -> Chains:
     """Return chains that have not moved yet."""
     zero, one = jnp.zeros((), x.dtype), jnp.ones((), x.dtype)
     value = jnp.zeros(len(x), x.dtype)
-    return Chains(x, value, value, surrogate, step, one, one, one, jnp.zeros((), jnp.int32), jnp.ones((), bool), jnp.ones((), bool))
+    return Chains(
+        x,
+        value,
+        value,
+        surrogate,
+        step,
+        one,
+        one,
+        one,
+        jnp.zeros((), jnp.int32),
+        jnp.ones((), bool),
+        jnp.ones((), bool),
+    )
 
 
-def anchor(target: Target, density: Density, at: Array) -> Density:
+def anchor(target: Target, density: Density, at: Array, cov: Array) -> Density:
     r"""Return the density with what is known of rows no longer stored expanded around another point.
 
     Their quadratic changes as those of the stored rows do that stand for them, whose likelihoods are known:
@@ -283,9 +300,20 @@ def anchor(target: Target, density: Density, at: Array) -> Density:
     now = expand(target, rows, all_rows(rows), at)
     change = jax.tree.map(jnp.subtract, now, before.moved_to(at))
     gone = past.gone.moved_to(at).plus(change)
-    doubt = past.doubt + doubt_of_anchoring(target, density, at)
+    doubt = add_doubts(past.doubt, doubt_of_anchoring(target, density, at), cov)
     beyond = jax.tree.map(jnp.subtract, gone, now)._replace(at=at).scaled(past.share)
     return density._replace(past=past._replace(gone=gone, doubt=doubt), beyond=beyond)
+
+
+def add_doubts(before: Array, new: Array, cov: Array) -> Array:
+    r"""Return a bound on the covariance of a sum of two errors, however they depend on one another.
+
+    $\operatorname{Cov}(e + f) \preceq (1 + \alpha) R + (1 + 1/\alpha) S$, where the rows sampled are mostly the same
+    as before, so that errors do not average out.
+    """
+    tiny = jnp.finfo(cov.dtype).tiny ** 0.5
+    ratio = jnp.sqrt(((new * cov).sum() + tiny) / ((before * cov).sum() + tiny))
+    return (1 + ratio) * before + (1 + 1 / ratio) * new
 
 
 def doubt_of_anchoring(target: Target, density: Density, at: Array) -> Array:
@@ -325,15 +353,13 @@ def resample_chains(
     """Return chains that begin at resampled particles."""
     at, picked = jax.random.split(key)
     mean, cov, effective = weighted_moments(x, log_weights)
-    density = anchor(target, density, mean)
+    density = anchor(target, density, mean, cov)
     surrogate, curvature = make_surrogate(target, picked, density, mean)
     frame = fit_frame(target, density, curvature, mean, cov, effective)
     return Prepared(begin_chains(x[resample_places(at, log_weights)], surrogate, step), frame, density)
 
 
-def rejuvenate(
-    target: Target, key: Key, x: Particles, log_weights: Array, density: Density, step: Scalar
-) -> Prepared:
+def rejuvenate(target: Target, key: Key, x: Particles, log_weights: Array, density: Density, step: Scalar) -> Prepared:
     """Resample particles, and move them until they have forgotten where they began."""
     chains, frame, density = resample_chains(target, key, x, log_weights, density, step)
     moving = jax.random.fold_in(key, 0)

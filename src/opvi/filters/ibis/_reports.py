@@ -31,6 +31,7 @@ from opvi.targets import Target
 from opvi.types import Array, Data, Key, Particles
 
 LARGEST_LOSS = 0.1  # standard deviations by which a mean may be off
+STANDARD_ERRORS = 3.0  # what a mean may be off by, beside its standard error
 FEWEST_ACCEPTED = 0.2  # share of the moves: with less, nothing is known
 LOOKED_AT = 1000  # rows whose likelihoods and predictions are looked at
 LARGEST_UNEVENNESS = 0.1  # Kolmogorov's distance: of counts whose 90 % intervals hold 54 % it is 0.18
@@ -96,7 +97,8 @@ def concerns_of_memory(lost: float, rows: int, stored: int) -> list[str]:
 def density_of(target: Target, density: Density, x: Particles) -> tuple[Density, Array]:
     """Return the density anchored at the particles' mean, and that mean."""
     mean = x.mean(0)
-    return anchor(target, density, mean), mean
+    off = x - mean[None]
+    return anchor(target, density, mean, off.T @ off / len(x)), mean
 
 
 @partial(jax.jit, static_argnums=0)
@@ -206,7 +208,7 @@ def lost_of(doubt: np.ndarray, cov: np.ndarray, misfit: float) -> float:
     """Return by how many standard deviations a mean may be off, given the covariance of the gradient's error."""
     shift = cov @ np.asarray(doubt, float) @ cov
     sd = np.sqrt(np.maximum(np.diag(shift), 0) / np.maximum(np.diag(cov), 1e-300))
-    return float(2 * math.hypot(sd.max(), misfit))
+    return float(STANDARD_ERRORS * math.hypot(sd.max(), misfit))
 
 
 def measures_of(there: AtDraws) -> dict[str, float]:

@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from opvi._steps import Layout, blank_rows, layout_of
+from opvi._steps import Layout, blank_rows
 from opvi.filters.ibis._sums import BLOCK, Quadratic, Rows, all_rows, expand, no_quadratic
 from opvi.targets import Target
 from opvi.types import Array, Batch, Data, Key, Scalar
@@ -80,7 +80,7 @@ def with_room(storage: Storage, data: Data, room: int) -> Storage:
     """Return storage with at least so much room; places without a row hold copies of one, for the sake of logs."""
     dtype = storage.weight.dtype
     if not len(storage.weight):
-        filled = jax.tree.map(lambda leaf: _repeated(leaf, room), _as_stored(layout_of(data), data, dtype))
+        filled = jax.tree.map(lambda leaf: _repeated(leaf, room), _as_stored(layout_of_shapes(data), data, dtype))
         return storage._replace(data=filled, weight=jnp.zeros(room, dtype), inclusion=jnp.ones(room, dtype))
     more = room - len(storage.weight)
     if more <= 0:

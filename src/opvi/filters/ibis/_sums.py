@@ -120,9 +120,7 @@ def sum_values(target: Target, rows: Rows, x: Particles, reference: Array) -> Ar
     return jax.lax.fori_loop(0, blocks_in(rows, everything), add, jnp.zeros(len(x), x.dtype))
 
 
-def sum_gradients(
-    target: Target, rows: Rows, sample: Sample, x: Particles, reference: Array
-) -> tuple[Array, Array]:
+def sum_gradients(target: Target, rows: Rows, sample: Sample, x: Particles, reference: Array) -> tuple[Array, Array]:
     """Return the log likelihood of the rows, or of the sample, at points beside a reference; and its gradients."""
 
     def add(k: Array, total: tuple[Array, Array]) -> tuple[Array, Array]:
