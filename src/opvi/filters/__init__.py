@@ -24,11 +24,11 @@ from opvi.filters._linear_ekf import LinearState as LinearState
 from opvi.filters._linear_ekf import linear_ekf as linear_ekf
 from opvi.filters._looking import AdaptiveNoise as AdaptiveNoise
 from opvi.filters._merging import merge as merge
-from opvi.filters.ibis import IBIS as IBIS
-from opvi.filters.ibis import IBISState as IBISState
-from opvi.filters.ibis import ibis as ibis
 from opvi.filters._sl_opvi import SLOPVI as SLOPVI
 from opvi.filters._sl_opvi import LinearisedState as LinearisedState
 from opvi.filters._sl_opvi import sl_opvi as sl_opvi
 from opvi.filters._whitening import Pace as Pace
 from opvi.filters._withdrawing import withdraw as withdraw
+from opvi.filters.ibis import IBIS as IBIS
+from opvi.filters.ibis import IBISState as IBISState
+from opvi.filters.ibis import ibis as ibis

@@ -78,8 +78,8 @@ def _choose(
         made = ibis(target, memory=memory, half_life=half_life, particles=particles, example=example)
         cost = made.particles * d * OPERATIONS / 1e6
         about = (
-            f"IBIS, {made.particles} particles, rows stored in up to {memory / 1e6:g} MB: the posterior of all rows, in "
-            f"any order; {_memory_of(half_life)}. A row costs about {cost:.2g} million operations"
+            f"IBIS, {made.particles} particles, rows stored in up to {memory / 1e6:g} MB: the posterior of all rows, "
+            f"in any order; {_memory_of(half_life)}. A row costs about {cost:.2g} million operations"
         )
         return replace(made, about=about)
     if d <= FEW:

@@ -1,8 +1,7 @@
 r"""IBIS: particles with weights, and all rows stored, so that a stream in any order ends in the same posterior."""
 
 import math
-from dataclasses import dataclass, replace
-from functools import partial
+from dataclasses import dataclass
 from typing import NamedTuple
 
 import jax
@@ -171,7 +170,7 @@ class IBIS(TargetSampler):
         key = as_key(key)
         drawn = sweep_chains(self.target, 1, key, state.particles, state.log_weights, density, state.step)
         draws = np.asarray(drawn.places[0], float)
-        picked = stored[np.linspace(0, len(stored) - 1, LOOKED_AT).astype(int)]
+        picked = stored[np.unique(np.linspace(0, len(stored) - 1, LOOKED_AT).astype(int))]
         there = look_at_rows(self.target, density, drawn.places[0], jnp.asarray(picked, jnp.int32))
         x, w = np.asarray(state.particles, float), np.exp(np.asarray(state.log_weights, float))
         mean = w @ x / w.sum()
