@@ -30,8 +30,8 @@ def compiler_options(
     programs that are as fast. So are those of LLVM's first level of optimisation, which takes a quarter less time than
     the third; a level in XLA_FLAGS is left as it is. Programs whose time goes into loops over stored rows are three
     times slower with the older emitters, and get the others. Programs without optimisation, in one piece and with loops
-    as they were written, compile three times faster still, and run at a quarter of the speed. Products of small matrices are
-    loops like all else, a tenth faster than calls of libraries and of the threads that these ask for.
+    as they were written, compile three times faster still, and run at a quarter of the speed. Products of small
+    matrices are loops like all else, a tenth faster than calls of libraries and of the threads that these ask for.
     """
     if jax.default_backend() != "cpu":
         return None

@@ -83,12 +83,12 @@ def _choose(
         )
         return replace(made, about=about)
     if d <= FEW:
-        made = sl_opvi(target, half_life=_finite(half_life))
+        polynomial = sl_opvi(target, half_life=_finite(half_life))
         about = (
-            f"{NOT_THE_POSTERIOR} SL-OPVI, {particles or made.particles} particles, no stored rows (`memory=0`): a "
+            f"{NOT_THE_POSTERIOR} SL-OPVI, {particles or polynomial.particles} particles, no stored rows (`memory=0`): a "
             f"polynomial stands for the past; {_memory_of(half_life)}"
         )
-        return replace(made, particles=particles or made.particles, about=about)
+        return replace(polynomial, particles=particles or polynomial.particles, about=about)
     n = particles or PARTICLES
     blocks, unit = blocks_for(target, n, budget, np.dtype(np.float32))
     count, size = blocks.order.shape

@@ -230,7 +230,7 @@ def move_chains(target: Target, key: Key, density: Density, frame: Frame, began:
     u_new, p_new, of_surrogate, _ = jax.lax.fori_loop(0, leaps + 1, leap, (u, p, *nothing))
     x_new = jnp.where(first, chains.x, frame.out(u_new))
 
-    rows = density.rows._replace(count=jnp.where(alone, density.rows.count, 0))
+    rows = density.rows._replace(filled=jnp.where(alone, density.rows.filled, 0))
     of_rows = sum_values(target, rows, x_new, frame.centre)
     of_prior = jax.vmap(lambda v: log_prior(target, density, v))(x_new)
     value = jnp.where(alone, of_rows + of_prior, of_surrogate)

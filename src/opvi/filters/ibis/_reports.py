@@ -104,13 +104,13 @@ def evidence_ratios(
     """Return the density's ratios to Gaussians fitted to halves of draws `[2, n, d]`, and the constant they lack."""
     density, mean = density_of(target, density, draws.reshape(-1, target.dim))
     surrogate, _ = make_surrogate(target, jax.random.fold_in(key, 0), density, mean)
-    picked = jnp.minimum(jnp.arange(len(surrogate.sample.picked)), density.rows.count - 1)
+    picked = jnp.minimum(jnp.arange(len(surrogate.sample.picked)), density.rows.filled - 1)
     few = surrogate.sample._replace(
         picked=jnp.where(surrogate.sample.alone, surrogate.sample.picked, picked),
         weight=jnp.where(
             surrogate.sample.alone,
             surrogate.sample.weight,
-            jnp.where(jnp.arange(len(picked)) < density.rows.count, density.rows.weight[picked], 0),
+            jnp.where(jnp.arange(len(picked)) < density.rows.filled, density.rows.weight[picked], 0),
         ),
     )
     rows = jax.tree.map(lambda leaf: leaf[few.picked], density.rows.data)
@@ -183,7 +183,7 @@ def misfit_of(target: Target, density: Density, mean: Array, draws: Particles) -
     rows, everything = density.rows, all_rows(density.rows)
 
     def add(k: Array, total: Array) -> Array:
-        data, weight = block_of(Rows(rows.data, past.stands_for * rows.weight, rows.count), everything, k)
+        data, weight = block_of(Rows(rows.data, past.stands_for * rows.weight, rows.filled), everything, k)
 
         def values(v: Array) -> Array:
             return row_likelihoods(target, v, data)
