@@ -1,6 +1,7 @@
 """What all samplers share: counting rounds and rows, weighting the batch, and surviving a bad update."""
 
 import functools
+import itertools
 import math
 import warnings
 from collections.abc import Callable, Hashable
@@ -76,7 +77,7 @@ def compiled(step: Step) -> Step:
     @functools.wraps(outer)
     def called(sampler: Hashable, *arrays: Tree, **named: Tree) -> Tree:
         refuse_forked()
-        traced = any(isinstance(leaf, jax.core.Tracer) for leaf in jax.tree.leaves((arrays, named)))
+        traced = any(map(isinstance, jax.tree.leaves((arrays, named)), itertools.repeat(jax.core.Tracer)))
         return (nested if traced else program(isinstance(sampler, StoresRows)))(sampler, *arrays, **named)
 
     return cast(Step, called)

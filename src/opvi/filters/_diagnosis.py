@@ -1,9 +1,9 @@
 r"""Is it the posterior? What every diagnosis answers, and a callback that asks for it during a run."""
 
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import Any, Protocol
 
 from opvi.types import Sampler, Tree
 
@@ -20,8 +20,8 @@ class Diagnosis(Protocol):
     def right(self) -> bool:
         """Whether nothing is wrong."""
 
-    def _asdict(self) -> Mapping[str, float]:
-        """Return the numbers by name."""
+    def _asdict(self) -> Mapping[str, Any]:
+        """Return the numbers by name; a part may have several."""
 
 
 @dataclass
@@ -44,7 +44,16 @@ class Doubts:
             self.said = True
             about = f"after round {chunk.round} this may not be the posterior: {' '.join(concerns)}"
             warnings.warn(about, UserWarning, stacklevel=2)
-        return {name: float(value) for name, value in found._asdict().items()}
+        return dict(_numbers(found._asdict()))
+
+
+def _numbers(values: Mapping[str, Any]) -> Iterator[tuple[str, float]]:
+    """Yield the numbers of a diagnosis by name, those of its parts included."""
+    for name, value in values.items():
+        if hasattr(value, "_asdict"):
+            yield from _numbers({f"{name}.{part}": one for part, one in value._asdict().items()})
+        elif value is not None:
+            yield name, float(value)
 
 
 def doubts(sampler: Sampler) -> Doubts:

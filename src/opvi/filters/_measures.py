@@ -4,9 +4,6 @@ import math
 
 import numpy as np
 
-from opvi.posterior import pareto_k as pareto_k
-from opvi.posterior import unevenness as uneven  # noqa: F401  # for `filters/ibis/_reports.py`
-
 
 def stein_discrepancy(x: np.ndarray, score: np.ndarray) -> float:
     """Return a kernel Stein discrepancy in standard errors: inverse multiquadric, in whitened coordinates.

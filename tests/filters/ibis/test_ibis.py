@@ -126,7 +126,7 @@ def test_a_row_of_weight_k_counts_as_k_rows():
     z = (np.asarray(sampler.draws(state, 1, DRAWS), float) - mean) @ np.linalg.cholesky(np.linalg.inv(cov))
     np.testing.assert_allclose(z.mean(0), 0, atol=MEAN_OFF)
     np.testing.assert_allclose(np.cov(z.T), np.eye(2), atol=2 * SD_OFF)
-    assert int(state.storage.count) == 2
+    assert int(state.storage.arrived) == 2
 
 
 def test_a_poisoned_batch_changes_nothing():
@@ -147,7 +147,7 @@ def test_a_compiled_loop_of_ones_own_asks_for_room():
     state = sampler.make_room(state, jax.tree.map(lambda leaf: leaf[0], batches), rounds=5)
     scanned, _ = jax.lax.scan(lambda s, b: sampler.step(jax.random.key(0), s, b), state, batches)
     run = learn(sampler, (X[:100], Y[:100]), key=jax.random.key(0))
-    assert int(scanned.storage.count) == int(run.storage.count) == 100
+    assert int(scanned.storage.arrived) == int(run.storage.arrived) == 100
     np.testing.assert_allclose(scanned.particles.mean(0), run.particles.mean(0), atol=0.05)
 
 

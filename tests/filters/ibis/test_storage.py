@@ -28,14 +28,14 @@ def stored_after(key, limits, rows, gamma=1.0):
     store = jax.jit(keep, static_argnums=2)
     for first in range(0, rows, SIZE):
         batch = Batch(data[first : first + SIZE], jnp.ones(SIZE))
-        top = jnp.minimum(storage.count, MOST)
+        top = jnp.minimum(storage.arrived, MOST)
         storage, weight = write_beyond(storage, batch, top)
         storage, leaving = store(
             jax.random.fold_in(key, first), faded(storage, jnp.float32(gamma)), limits, weight, top
         )
         gone = np.asarray(storage.data)[int(top) : int(top) + SIZE][np.asarray(leaving) > 0].astype(int)
         left[gone] += 1
-        storage = storage._replace(count=storage.count + SIZE)
+        storage = storage._replace(arrived=storage.arrived + SIZE)
     return storage, left
 
 
@@ -62,10 +62,10 @@ def _final(key):
     data = jnp.arange(40, dtype=jnp.float32)
     storage = with_room(no_storage(1, jnp.float32), data, MOST + SIZE)
     for first in range(0, 40, SIZE):
-        top = jnp.minimum(storage.count, MOST)
+        top = jnp.minimum(storage.arrived, MOST)
         storage, weight = write_beyond(storage, Batch(data[first : first + SIZE], jnp.ones(SIZE)), top)
         storage = keep(jax.random.fold_in(key, first), storage, Limits(MOST, None), weight, top).storage
-        storage = storage._replace(count=storage.count + SIZE)
+        storage = storage._replace(arrived=storage.arrived + SIZE)
     return storage.data[:MOST]
 
 
@@ -76,11 +76,11 @@ def test_rows_that_fade_make_room_in_turn():
     data = jnp.arange(40, dtype=jnp.float32)
     storage = with_room(no_storage(1, jnp.float32), data, limits.most + SIZE)
     for first in range(0, 40, SIZE):
-        top = jnp.minimum(storage.count, limits.most)
+        top = jnp.minimum(storage.arrived, limits.most)
         storage, weight = write_beyond(storage, Batch(data[first : first + SIZE], jnp.ones(SIZE)), top)
         storage = faded(storage, jnp.float32(2.0**-SIZE))
         storage = keep(jax.random.key(0), storage, limits, jnp.asarray(weight), top).storage
-        storage = storage._replace(count=storage.count + SIZE)
+        storage = storage._replace(arrived=storage.arrived + SIZE)
     here = np.asarray(storage.weight)[: limits.most]
     np.testing.assert_array_equal(np.sort(np.asarray(storage.data)[: limits.most][here == 1]), np.arange(35, 40))
     np.testing.assert_array_equal(here[here < 1], 2.0**-SIZE)

@@ -1,8 +1,7 @@
 r"""IBIS: particles with weights, and all rows stored, so that a stream in any order ends in the same posterior."""
 
 import math
-from dataclasses import dataclass, replace
-from functools import partial
+from dataclasses import dataclass
 from typing import NamedTuple
 
 import jax
@@ -118,14 +117,14 @@ class IBIS(TargetSampler):
         """
         storage = state.storage
         size = len(batch.weight)
-        if isinstance(storage.count, jax.core.Tracer) and len(storage.weight):
+        if isinstance(storage.arrived, jax.core.Tracer) and len(storage.weight):
             if len(storage.weight) <= size:
                 raise ValueError(
                     f"the state has room for {len(storage.weight)} rows, but a batch has {size}. Before a loop that is "
                     "compiled as a whole, ask for room: `state = sampler.make_room(state, batch, rounds)`."
                 )
             return state
-        count = 0 if isinstance(storage.count, jax.core.Tracer) else int(storage.count)
+        count = 0 if isinstance(storage.arrived, jax.core.Tracer) else int(storage.arrived)
         room = room_needed(limits_of(self.memory, self.half_life, batch.data), batch.data, count, size * rounds, size)
         return state._replace(storage=with_room(storage, batch.data, room))
 
@@ -137,9 +136,9 @@ class IBIS(TargetSampler):
         check_batch(self.target, state.particles[0], batch)
         return _step(self, key, self.make_room(state, batch), batch)
 
-    def predict(self, state: IBISState, x: Tree) -> Predictive:
+    def predict(self, state: IBISState, x: Tree) -> Predictive:  # type: ignore[override]
         """Return the posterior predictive at inputs x, each particle with its weight."""
-        return super().predict(state, x)._replace(log_weights=state.log_weights)  # type: ignore[attr-defined]
+        return super().predict(state, x)._replace(log_weights=state.log_weights)
 
     def draws(self, state: IBISState, key: Seed, n: int) -> Particles:  # type: ignore[override]
         """Return n draws from the posterior: particles by weight, moved until they have forgotten where they began."""
@@ -171,7 +170,7 @@ class IBIS(TargetSampler):
         key = as_key(key)
         drawn = sweep_chains(self.target, 1, key, state.particles, state.log_weights, density, state.step)
         draws = np.asarray(drawn.places[0], float)
-        picked = stored[np.linspace(0, len(stored) - 1, LOOKED_AT).astype(int)]
+        picked = stored[np.unique(np.linspace(0, len(stored) - 1, LOOKED_AT).astype(int))]
         there = look_at_rows(self.target, density, drawn.places[0], jnp.asarray(picked, jnp.int32))
         x, w = np.asarray(state.particles, float), np.exp(np.asarray(state.log_weights, float))
         mean = w @ x / w.sum()
@@ -263,7 +262,7 @@ def posterior_density(sampler: IBIS, state: IBISState) -> Density:
     storage, x = state.storage, state.particles
     limits = limits_of(sampler.memory, sampler.half_life, storage.data)
     one, nothing = jnp.ones((), x.dtype), jnp.zeros(0, x.dtype)
-    rows = rows_of(storage, nothing, jnp.minimum(storage.count, limits.most), one, one)
+    rows = rows_of(storage, nothing, jnp.minimum(storage.arrived, limits.most), one, one)
     past = None
     if overflows(storage, limits, 1):
         past = Past(storage.gone, storage.doubt, stands_for(storage, 0), one)
@@ -313,7 +312,7 @@ def _step(sampler: IBIS, key: Key, state: IBISState, batch: Batch) -> tuple[IBIS
     gamma = jnp.ones((), x.dtype)
     if sampler.half_life is not None:
         gamma = jnp.exp2(-batch.weight.sum() / sampler.half_life)
-    top = jnp.minimum(state.storage.count, limits.most)
+    top = jnp.minimum(state.storage.arrived, limits.most)
     storage, weight = write_beyond(state.storage, batch, top)
     first = state.round == 0
     start = _start(target, x)
@@ -390,7 +389,7 @@ def _step(sampler: IBIS, key: Key, state: IBISState, batch: Batch) -> tuple[IBIS
     storage, leaving = keep(jax.random.fold_in(key, 2**20), storage, limits, weight, top)
     if leaving is not None:
         storage = leave(target, storage, leaving, top)
-    storage = storage._replace(count=storage.count + (weight > 0).sum(dtype=jnp.int32))
+    storage = storage._replace(arrived=storage.arrived + (weight > 0).sum(dtype=jnp.int32))
     new = IBISState(
         end.x,
         end.log_weights,

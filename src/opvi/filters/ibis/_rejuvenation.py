@@ -1,8 +1,8 @@
 r"""Rejuvenation: particles are resampled and moved by Hamiltonian trajectories that leave the posterior invariant.
 
-A trajectory follows the gradient of a surrogate: the quadratic of all rows at the particles' mean, corrected by the exact
-likelihoods of a sample of rows (a difference estimator). Whether it is accepted is decided by the likelihood of all rows,
-and so the surrogate costs acceptance, not truth.
+A trajectory follows the gradient of a surrogate: the quadratic of all rows at the particles' mean, corrected by the
+exact likelihoods of a sample of rows (a difference estimator). Whether it is accepted is decided by the likelihood of
+all rows, and so the surrogate costs acceptance, not truth.
 """
 
 import math
@@ -227,10 +227,10 @@ def move_chains(target: Target, key: Key, density: Density, frame: Frame, began:
         return u, p + size / 2 * gradient, of_rows + of_prior, gradient
 
     nothing = jnp.zeros(n, kind), jnp.zeros_like(u)
-    u_new, p_new, of_surrogate, gradient = jax.lax.fori_loop(0, leaps + 1, leap, (u, p, *nothing))
+    u_new, p_new, of_surrogate, _ = jax.lax.fori_loop(0, leaps + 1, leap, (u, p, *nothing))
     x_new = jnp.where(first, chains.x, frame.out(u_new))
 
-    rows = density.rows._replace(count=jnp.where(alone, density.rows.count, 0))
+    rows = density.rows._replace(filled=jnp.where(alone, density.rows.filled, 0))
     of_rows = sum_values(target, rows, x_new, frame.centre)
     of_prior = jax.vmap(lambda v: log_prior(target, density, v))(x_new)
     value = jnp.where(alone, of_rows + of_prior, of_surrogate)
@@ -269,7 +269,7 @@ def correlations(then: Array, now: Array) -> Array:
 
 def begin_chains(x: Particles, surrogate: Surrogate, step: Scalar) -> Chains:
     """Return chains that have not moved yet."""
-    zero, one = jnp.zeros((), x.dtype), jnp.ones((), x.dtype)
+    one = jnp.ones((), x.dtype)
     value = jnp.zeros(len(x), x.dtype)
     return Chains(
         x,

@@ -2,7 +2,7 @@ r"""What a sampler of stored rows says about its draws: their evidence, and how 
 
 import math
 from functools import partial
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -10,7 +10,6 @@ import numpy as np
 
 from opvi.filters._covariance import exactly
 from opvi.filters._evidence import Ratios, ratios
-from opvi.filters._measures import pareto_k, uneven
 from opvi.filters.ibis._rejuvenation import (
     Density,
     anchor,
@@ -26,6 +25,7 @@ from opvi.filters.ibis._sums import (
     row_likelihoods,
     sum_values,
 )
+from opvi.posterior import Calibration, calibration_of, concerns_of_predictions, pareto_k
 from opvi.predictive import NegativeBinomial, Normal, Poisson, StudentT
 from opvi.targets import Target
 from opvi.types import Array, Data, Key, Particles
@@ -34,10 +34,7 @@ LARGEST_LOSS = 0.1  # standard deviations by which a mean may be off
 STANDARD_ERRORS = 3.0  # what a mean may be off by, beside its standard error
 FEWEST_ACCEPTED = 0.2  # share of the moves: with less, nothing is known
 LOOKED_AT = 1000  # rows whose likelihoods and predictions are looked at
-LARGEST_UNEVENNESS = 0.1  # Kolmogorov's distance: of counts whose 90 % intervals hold 54 % it is 0.18
-BY_CHANCE = 2.2  # Kolmogorov's distance times √rows: once in 10,000 runs
 SUSPECTS = 16  # rows whose log likelihoods vary most over draws: the others' weights have no longer tails
-GOLDEN = (math.sqrt(5) - 1) / 2
 
 
 class Diagnosis(NamedTuple):
@@ -56,10 +53,15 @@ class Diagnosis(NamedTuple):
     stored: int
     particles: int
     pareto: float = math.nan  # largest Pareto k, over rows stored, of the weights that leave a row out
-    uneven: float = math.nan  # Kolmogorov's distance of predictions of rows, P(Y ≤ y), from uniform
+    predictions: Calibration | None = None  # of rows stored, each left out; None for models without P(Y ≤ y)
 
     def concerns(self) -> list[str]:
-        """Return what is wrong with the draws and what to do about it; nothing if they can be trusted."""
+        """Return what is wrong with the draws or the model and what to do about it; nothing if both can be trusted."""
+        found = self.concerns_of_draws()
+        return found if self.predictions is None else found + concerns_of_predictions(self.predictions)
+
+    def concerns_of_draws(self) -> list[str]:
+        """Return what is wrong with the draws: why they may not be the posterior's."""
         found = concerns_of_memory(self.lost, self.rows, self.stored)
         nuts = "use NUTS, or write the model in parameters that depend less on one another"
         if not self.accepted >= FEWEST_ACCEPTED or not math.isfinite(self.shift + self.remembered):
@@ -69,19 +71,12 @@ class Diagnosis(NamedTuple):
                 f"draws have not forgotten the particles they began at (correlation {self.remembered:.2f}), so that no "
                 f"bound is known for their errors: {nuts}."
             )
-        looked_at = max(1, min(self.stored, LOOKED_AT))
-        if self.uneven > max(LARGEST_UNEVENNESS, BY_CHANCE / math.sqrt(looked_at)):
-            found.append(
-                "this is the posterior of a model that the rows contradict: P(Y ≤ y) of rows learnt is not uniform "
-                f"(Kolmogorov's distance is {self.uneven:.2f}, and by chance at most {1.6 / math.sqrt(looked_at):.2f}), "
-                "so that intervals for rows have a wrong width: check the likelihood, e.g. counts for overdispersion."
-            )
         return found
 
     @property
     def right(self) -> bool:
-        """Whether nothing is wrong."""
-        return not self.concerns()
+        """Whether nothing is wrong with the draws; a model may have the right posterior and be wrong."""
+        return not self.concerns_of_draws()
 
 
 def concerns_of_memory(lost: float, rows: int, stored: int) -> list[str]:
@@ -106,16 +101,16 @@ def density_of(target: Target, density: Density, x: Particles) -> tuple[Density,
 def evidence_ratios(
     target: Target, key: Key, density: Density, draws: Particles
 ) -> tuple[tuple[Ratios, Ratios], Array]:
-    """Return the density's ratios to Gaussians fitted to halves of draws `[2, n, d]`, and the constant that they lack."""
+    """Return the density's ratios to Gaussians fitted to halves of draws `[2, n, d]`, and the constant they lack."""
     density, mean = density_of(target, density, draws.reshape(-1, target.dim))
     surrogate, _ = make_surrogate(target, jax.random.fold_in(key, 0), density, mean)
-    picked = jnp.minimum(jnp.arange(len(surrogate.sample.picked)), density.rows.count - 1)
+    picked = jnp.minimum(jnp.arange(len(surrogate.sample.picked)), density.rows.filled - 1)
     few = surrogate.sample._replace(
         picked=jnp.where(surrogate.sample.alone, surrogate.sample.picked, picked),
         weight=jnp.where(
             surrogate.sample.alone,
             surrogate.sample.weight,
-            jnp.where(jnp.arange(len(picked)) < density.rows.count, density.rows.weight[picked], 0),
+            jnp.where(jnp.arange(len(picked)) < density.rows.filled, density.rows.weight[picked], 0),
         ),
     )
     rows = jax.tree.map(lambda leaf: leaf[few.picked], density.rows.data)
@@ -148,7 +143,7 @@ class AtDraws(NamedTuple):
     """Some of the rows, as draws see them."""
 
     rows: Array  # [n, m]: log likelihoods
-    below: Array | None  # [m]: P(Y ≤ y); None where there is no such thing
+    levels: tuple[Array, Array] | None  # [n, m]: P(Y ≤ y) and P(Y < y); None where there is no such thing
     misfit: Array  # nats by which rows that are not stored may change the density
 
 
@@ -162,8 +157,8 @@ def look_at_rows(target: Target, density: Density, draws: Particles, picked: Arr
     return AtDraws(rows, levels_of(target, data, draws), misfit_of(target, density, mean, draws))
 
 
-def levels_of(target: Target, data: Data, draws: Particles) -> Array | None:
-    """Return P(Y ≤ y) of each row, at a random place within a count's jump; None for models without such a thing."""
+def levels_of(target: Target, data: Data, draws: Particles) -> tuple[Array, Array] | None:
+    """Return P(Y ≤ y) and P(Y < y) of each row at each draw; None for models without such a thing."""
     if target.predict is None or not isinstance(data, tuple) or len(data) != 2:
         return None
     x, y = data
@@ -171,11 +166,10 @@ def levels_of(target: Target, data: Data, draws: Particles) -> Array | None:
     if not isinstance(predicted, Normal | StudentT | Poisson | NegativeBinomial):
         return None
     y = y[None].astype(draws.dtype)
-    below = predicted.cdf(y)
-    if isinstance(predicted, Poisson | NegativeBinomial):
-        place = (jnp.arange(y.shape[1], dtype=draws.dtype) * GOLDEN) % 1
-        below = below - place[None] * jnp.exp(predicted.log_density(y))
-    return below.mean(0)
+    below = jnp.broadcast_to(predicted.cdf(y), (len(draws), y.shape[1]))
+    if isinstance(predicted, Normal | StudentT):
+        return below, below
+    return below, below - jnp.exp(predicted.log_density(y))
 
 
 def misfit_of(target: Target, density: Density, mean: Array, draws: Particles) -> Array:
@@ -189,7 +183,7 @@ def misfit_of(target: Target, density: Density, mean: Array, draws: Particles) -
     rows, everything = density.rows, all_rows(density.rows)
 
     def add(k: Array, total: Array) -> Array:
-        data, weight = block_of(Rows(rows.data, past.stands_for * rows.weight, rows.count), everything, k)
+        data, weight = block_of(Rows(rows.data, past.stands_for * rows.weight, rows.filled), everything, k)
 
         def values(v: Array) -> Array:
             return row_likelihoods(target, v, data)
@@ -211,12 +205,11 @@ def lost_of(doubt: np.ndarray, cov: np.ndarray, misfit: float) -> float:
     return float(STANDARD_ERRORS * math.hypot(sd.max(), misfit))
 
 
-def measures_of(there: AtDraws) -> dict[str, float]:
-    """Return the largest Pareto k of the rows that vary most, and the unevenness of predictions."""
+def measures_of(there: AtDraws) -> dict[str, Any]:
+    """Return the largest Pareto k of the rows that vary most, and how rows look beside predictions of them."""
     rows = np.asarray(there.rows, float)
-    rows = rows[:, np.argsort(-rows.var(0), kind="stable")[:SUSPECTS]]
-    found = {"pareto": float(pareto_k(-rows).max()) if np.isfinite(rows).all() else math.nan}
-    if there.below is not None:
-        found["uneven"] = uneven(np.asarray(there.below, float))
-        found["uneven"] /= math.sqrt(len(there.below))
+    suspects = rows[:, np.argsort(-rows.var(0), kind="stable")[:SUSPECTS]]
+    found: dict[str, Any] = {"pareto": float(pareto_k(-suspects).max())}
+    if there.levels is not None:
+        found["predictions"] = calibration_of(rows, *(np.asarray(level, float) for level in there.levels))
     return found

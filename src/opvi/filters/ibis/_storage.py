@@ -24,7 +24,7 @@ class Storage(NamedTuple):
     data: Data  # leaves [room, ...]; () before the first batch
     weight: Array  # [room]: how many rows each one is; 0 where there is none
     inclusion: Array  # [room]: the probability with which a row of its age is stored; 1 as long as all are
-    count: Array  # rows stored so far, those that have left included
+    arrived: Array  # rows stored so far, those that have left included
     gone: Quadratic  # the log likelihood of the rows that left
     doubt: Array  # [d, d]: the covariance of the error of its gradient
 
@@ -166,15 +166,15 @@ def keep(key: Key, storage: Storage, limits: Limits, weight: Array, top: Array) 
     stays = positions < most
     stored = jax.lax.dynamic_update_slice(storage.weight, jnp.where(stays, weight, 0), (top,))
     storage = storage._replace(weight=stored)
-    end = (storage.count + new).astype(weight.dtype)
+    end = (storage.arrived + new).astype(weight.dtype)
 
     def swap(b: Array, given: tuple[Storage, Array]) -> tuple[Storage, Array]:
         """Let row b of the batch change places with a stored one, or leave."""
         held, leaving = given
-        row = held.count + b
+        row = held.arrived + b
         draw, place = jax.random.split(jax.random.fold_in(key, b))
         if limits.cyclic:
-            enters, chance, where = jnp.ones((), bool), 1.0, row % most
+            enters, chance, where = jnp.ones((), bool), jnp.ones((), weight.dtype), row % most
         else:
             chance = admission(limits, row.astype(weight.dtype))
             enters = jax.random.uniform(draw, (), weight.dtype) < chance
@@ -189,7 +189,7 @@ def keep(key: Key, storage: Storage, limits: Limits, weight: Array, top: Array) 
         left = jnp.where(enters, held.weight[to], weight[b])
         stored = jnp.where(enters, held.weight.at[to].set(weight[b]), held.weight)
         age = thinned(limits, row.astype(weight.dtype) + 1, end)
-        before = thinned(limits, held.count.astype(weight.dtype), end)
+        before = thinned(limits, held.arrived.astype(weight.dtype), end)
         inclusion = jnp.where(enters, held.inclusion.at[to].set(chance * age / before), held.inclusion)
         held = held._replace(data=jax.tree.map(swapped, held.data), weight=stored, inclusion=inclusion)
         return held, leaving.at[b].set(left)
@@ -197,7 +197,7 @@ def keep(key: Key, storage: Storage, limits: Limits, weight: Array, top: Array) 
     first = jnp.maximum(most - top, 0)
     storage, leaving = jax.lax.fori_loop(first, new, swap, (storage, jnp.zeros_like(weight)))
     if not limits.cyclic:
-        share = thinned(limits, storage.count.astype(weight.dtype), end)
+        share = thinned(limits, storage.arrived.astype(weight.dtype), end)
         storage = storage._replace(inclusion=storage.inclusion * share)
     return Kept(storage, leaving)
 

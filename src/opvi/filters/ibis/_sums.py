@@ -21,7 +21,7 @@ class Rows(NamedTuple):
 
     data: Data  # leaves [room, ...]
     weight: Array  # [room]
-    count: Array  # places from this one on are not looked at
+    filled: Array  # places from this one on are not looked at
 
 
 class Sample(NamedTuple):
@@ -86,10 +86,10 @@ def row_likelihoods(target: Target, v: Array, data: Data) -> Array:
 
 def sample_rows(key: jax.Array, rows: Rows, size: int) -> Sample:
     """Return a stratified sample, one row out of each of `size` equal parts; all rows if there are hardly more."""
-    n = rows.count.astype(rows.weight.dtype)
+    n = rows.filled.astype(rows.weight.dtype)
     places = (jnp.arange(size, dtype=n.dtype) + jax.random.uniform(key, (size,), n.dtype)) * (n / size)
-    picked = jnp.clip(places.astype(jnp.int32), 0, jnp.maximum(rows.count - 1, 0))
-    return Sample(picked, rows.weight[picked] * (n / size), rows.count > 2 * size)
+    picked = jnp.clip(places.astype(jnp.int32), 0, jnp.maximum(rows.filled - 1, 0))
+    return Sample(picked, rows.weight[picked] * (n / size), rows.filled > 2 * size)
 
 
 def block_of(rows: Rows, sample: Sample, k: Array) -> tuple[Data, Array]:
@@ -98,13 +98,13 @@ def block_of(rows: Rows, sample: Sample, k: Array) -> tuple[Data, Array]:
     inside = jnp.minimum(places, len(sample.picked) - 1)
     at = jnp.where(sample.alone, sample.picked[inside], jnp.minimum(places, len(rows.weight) - 1))
     weight = jnp.where(sample.alone, sample.weight[inside], rows.weight[at])
-    here = jnp.where(sample.alone, places < len(sample.picked), places < rows.count)
+    here = jnp.where(sample.alone, places < len(sample.picked), places < rows.filled)
     return jax.tree.map(lambda leaf: leaf[at], rows.data), jnp.where(here, weight, 0)
 
 
 def blocks_in(rows: Rows, sample: Sample) -> Array:
     """Return the number of blocks."""
-    count = jnp.where(sample.alone, len(sample.picked), rows.count)
+    count = jnp.where(sample.alone, len(sample.picked), rows.filled)
     return (count + BLOCK - 1) // BLOCK
 
 
