@@ -195,8 +195,8 @@ def linear_samplers() -> dict[str, Choice]:
     return {
         **first_order_samplers(wrap, FEW, False, example),
         "gain_one": Choice(lambda _: Plain(opvi.gain_one(target, substeps=1), target, FEW, True), target),
-        "sl_opvi": wrap.settled(opvi.sl_opvi(target, example=example), FEW),
-        "sl_opvi, no rows": wrap.settled(opvi.sl_opvi(target, memory_rows=0), FEW),
+        "ibis": Choice(lambda _: opvi.ibis(target), target),
+        "sl_opvi, no rows": wrap.settled(opvi.sl_opvi(target), FEW),
         "gauss_newton": wrap.settled(opvi.gauss_newton(target, forgetting=1.0), MANY),
         "kfac": wrap.settled(opvi.kfac(target), MANY),
         "regressor, linear": Choice(lambda _: opvi.regressor(8, hidden=())),
@@ -228,7 +228,7 @@ def market_samplers() -> dict[str, Choice]:
     return {
         **first_order_samplers(wrap, FEW, True, example),
         "gain_one": wrap.settled(opvi.gain_one(target, half_life=HALF_LIFE), FEW),
-        "sl_opvi, no rows": wrap.settled(opvi.sl_opvi(target, memory_rows=0, half_life=HALF_LIFE), FEW),
+        "sl_opvi, no rows": wrap.settled(opvi.sl_opvi(target, half_life=HALF_LIFE), FEW),
         "gauss_newton": wrap.settled(opvi.gauss_newton(target, half_life=HALF_LIFE), MANY),
         "linear_ekf": Choice(lambda _: opvi.linear_ekf(8, 2)),
         "kfac, a network": Wrap(net, calibrated=True).settled(opvi.kfac(net, half_life=HALF_LIFE), MANY),

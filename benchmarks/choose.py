@@ -22,6 +22,8 @@ from benchmarks import choices
 from benchmarks.choices import SEEDS, TUNING, Choice, Rows
 from benchmarks.machine import machine
 from opvi import metrics
+from opvi._steps import dealt_by_weight
+from opvi.types import StoresRows
 from paper.classification import scores as class_scores
 from paper.results import as_json
 
@@ -58,15 +60,22 @@ def pass_over(tracker: Any, target: opvi.Target | None, batch: int, key: Any, ro
         state, info = tracker.step(key, state, opvi.Batch(part, jnp.ones(batch)))
         return state, (said, info.finite)
 
-    state, (said, finite) = jax.lax.scan(one, tracker.init(key), batches)
+    state = tracker.init(key)
+    if isinstance(tracker, StoresRows):
+        first = jax.tree.map(lambda a: a[0], batches)
+        state = tracker.make_room(state, opvi.Batch(first, jnp.ones(batch)), count)
+    state, (said, finite) = jax.lax.scan(one, state, batches)
     plain: Any = ()
     if rows.X_test is not None:
         said = tracker.predict(state, rows.X_test)
-        if target is not None and not isinstance(tracker, choices.Plain):
+        if target is not None and not isinstance(tracker, choices.Plain | opvi.filters.IBIS):
             plain = opvi.predict(target, state.particles, rows.X_test)
     past = getattr(state, "past", None)
     covariance = past.matrices[:, 0] if isinstance(state, opvi.filters.GaussNewtonState) else ()
-    return Passed(state.particles, covariance, said, plain, finite.mean(dtype=jnp.float32))
+    particles = state.particles
+    if isinstance(state, opvi.filters.IBISState):  # whose particles have weights
+        particles = dealt_by_weight(particles, state.log_weights, key, len(particles))
+    return Passed(particles, covariance, said, plain, finite.mean(dtype=jnp.float32))
 
 
 def _summary(predictive: opvi.Predictive) -> Any:
@@ -230,7 +239,7 @@ def particles(size: Size) -> Lines:
         yield f"classifier, {n}", measure(classes, partial(size.market, size=size.market_rows))
     target = opvi.linear_regression(8)
     for n in SL_PARTICLES:
-        few = choices.Wrap(target).settled(opvi.sl_opvi(target, memory_rows=0), n)
+        few = choices.Wrap(target).settled(opvi.sl_opvi(target), n)
         yield f"sl_opvi, no rows, {n}", measure(few, partial(size.linear, size=size.rows // 3))
 
 

@@ -1,7 +1,7 @@
 """Does a tracker know when it is wrong? `python -m benchmarks.diagnosis --out docs/results`.
 
 Models with 2 to 46 parameters, tracked with and without stored rows, with enough particles and too few, beside runs
-of NUTS on all rows at once. The limits of `opvi.filters.Diagnosis` were set on seed 0 (surrogates) and 0, 1, 10, 11 of
+of NUTS on all rows at once. Of SL-OPVI's, the limits were set on seed 0 (surrogates) and 0, 1, 10, 11 of
 `benchmarks.numpyro_models` (draws); other seeds are reported.
 """
 
@@ -21,7 +21,7 @@ from numpyro.diagnostics import gelman_rubin
 from numpyro.infer import MCMC, NUTS
 
 import opvi
-from benchmarks.measures import pareto_k, separation, stein_discrepancy, uneven
+from benchmarks.measures import pareto_k, separation, stein_discrepancy, unevenness
 from benchmarks.parallel import finished, keep
 from benchmarks.stamp import stamp
 from opvi.filters._diagnosis import FIRST_DOUBT
@@ -174,29 +174,29 @@ class Case(NamedTuple):
 
     model: Model
     batch: int = 20
-    stored: int = 500
-    particles: int = 100
+    stored: bool = True  # by `opvi.ibis`; else a polynomial, by `opvi.sl_opvi`
+    particles: int | None = None  # the sampler's own number
 
 
 CASES = {
     "conjugate regression": Case(linear),
-    "conjugate regression, no rows": Case(linear, stored=0),
+    "conjugate regression, no rows": Case(linear, stored=False),
     "logistic regression": Case(logistic),
     "counts": Case(poisson),
     "counts, batches of 5": Case(poisson, 5),
     "outliers": Case(student),
     "mean and scale": Case(mean_and_scale),
-    "mean and scale, no rows": Case(mean_and_scale, 5, 0),
-    "logistic regression, no rows": Case(logistic, 5, 0),
-    "logistic regression, batches of 20, no rows": Case(logistic, 20, 0),
+    "mean and scale, no rows": Case(mean_and_scale, 5, False),
+    "logistic regression, no rows": Case(logistic, 5, False),
+    "logistic regression, batches of 20, no rows": Case(logistic, 20, False),
     "ten slopes, 5 particles": Case(lambda seed: linear(seed, 10), particles=5),
     "ten logits, 8 particles": Case(lambda seed: logistic(seed, 10), particles=8),
     "groups": Case(groups),
-    "groups, no rows": Case(groups, 5, 0),
+    "groups, no rows": Case(groups, 5, False),
     "groups, a funnel": Case(lambda seed: groups(seed, centred=True)),
     "horseshoe": Case(horseshoe),
     "three clusters": Case(clusters),
-    "three clusters, no rows": Case(clusters, 20, 0),
+    "three clusters, no rows": Case(clusters, 20, False),
     "network": Case(network),
 }
 
@@ -259,7 +259,7 @@ def others(name: str, case: Case, target: opvi.Target, rows: object, draws: np.n
     for start, cdf in PREDICTED.items():
         if name.startswith(start):
             pit = np.asarray(jax.vmap(lambda v, cdf=cdf: cdf(v, rows))(some[::4]), float)
-            return {**found, "PIT": uneven(pit.mean(0))}
+            return {**found, "PIT": unevenness(pit.mean(0))}
     return found
 
 
@@ -297,7 +297,7 @@ def trial(name: str, seed: int, truths: dict) -> dict:
     truth, r_hat = truths[of, seed]
     if exact is not target:  # NUTS, too, is slow to explore a funnel
         truth = np.concatenate([truth[:, :2], truth[:, :1] + np.exp(truth[:, 1:2]) * truth[:, 2:]], 1)
-    sampler = opvi.sl_opvi(target, example=rows, memory_rows=case.stored)
+    sampler = opvi.ibis(target) if case.stored else opvi.sl_opvi(target)
     try:
         state, _ = opvi.run(sampler, opvi.stream(rows, case.batch), seed, particles=case.particles)
     except opvi.DivergedError:

@@ -1,7 +1,8 @@
 """How exact is the evidence? `python -m benchmarks.evidence --out docs/results`.
 
-`log_evidence` of `opvi.sl_opvi` beside closed forms and sums over grids, in batches of 1, 5, 20 and 100, with all rows
-stored and with none; and the sum of log densities that the particles gave every batch before learning it.
+`log_evidence` of `opvi.ibis`, which stores all rows, and of `opvi.sl_opvi`, which stores none, beside closed forms and
+sums over grids, in batches of 1, 5, 20 and 100; and the sum of log densities that the particles gave every batch before
+learning it.
 """
 
 import argparse
@@ -150,8 +151,7 @@ def main() -> None:
     for name in options.models:
         for seed in options.seeds:
             target, rows, exact = MODELS[name](seed)
-            for stored in (ROWS, 0):
-                sampler = opvi.sl_opvi(target, example=rows, memory_rows=stored)
+            for stored, sampler in ((ROWS, opvi.ibis(target)), (0, opvi.sl_opvi(target))):
                 for batch in BATCHES:
                     with warnings.catch_warnings():
                         warnings.simplefilter("ignore")

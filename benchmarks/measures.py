@@ -6,8 +6,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from opvi import posterior
 from opvi.filters import _measures
-from opvi.filters._measures import uneven as uneven
+from opvi.posterior import unevenness as unevenness
 
 Density = Callable[[jax.Array], jax.Array]
 POINTS = 300  # draws whose pairs are looked at
@@ -15,7 +16,7 @@ POINTS = 300  # draws whose pairs are looked at
 
 def pareto_k(log_weights: np.ndarray) -> float:
     """Return the shape of a generalised Pareto distribution fitted to the largest weights."""
-    return float(_measures.pareto_k(np.asarray(log_weights, float)[:, None])[0])
+    return float(posterior.pareto_k(np.asarray(log_weights, float)[:, None])[0])
 
 
 def stein_discrepancy(log_density: Density, draws: np.ndarray) -> float:

@@ -111,7 +111,7 @@ def trial(name: str, batch: int, seed: int) -> Run:
     seconds = time.process_time() - begun
     found = target.constrain(tracker.draws(state, jax.random.key(seed), DRAWS))
     said = tracker.diagnosis(state)
-    about = {"remembered": said.remembered, "off": said.off, "lost": said.lost, "seconds": seconds}
+    about = {"remembered": said.remembered, "lost": said.lost, "seconds": seconds}
     return Run(moments(flattened(name, found)), {"flagged": not said.right, **about})
 
 

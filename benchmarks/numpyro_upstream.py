@@ -105,12 +105,6 @@ def difference(target: Any, model: Callable[..., Any], rows: Any, data: Any) -> 
     return float(abs(ours - theirs) / (1 + abs(theirs)))
 
 
-def small(tracker: Any) -> Any:
-    """Return a tracker whose window is no longer than what it is given here: each row costs, come or not."""
-    kept = getattr(tracker, "memory_rows", 0)
-    return replace(tracker, memory_rows=min(kept, BATCH * ROUNDS)) if kept else tracker
-
-
 def said_by_opvi(error: BaseException) -> bool:
     """Return whether opvi itself raised an error, with a sentence."""
     last = traceback.extract_tb(error.__traceback__)[-1]
@@ -152,7 +146,7 @@ def tried(folder: Path, name: str, track: bool) -> dict[str, Any]:
         "flow": learnt(target, replace(first_order(target), particles=PARTICLES), data),
     }
     if track or found["flow"] != "finite":
-        found["tracked"] = learnt(target, small(tracker), data)
+        found["tracked"] = learnt(target, tracker, data)
     end = found.get("tracked", found["flow"])
     what = "wrong" if off is not None and off > CLOSE else "accepted" if end == "finite" else "stopped"
     return {"what": what, **found, "seconds": round(time.process_time() - begun, 1)}

@@ -73,7 +73,7 @@ def modes(seed: int) -> dict:
 
     target = opvi.target(lambda v: -(v**2).sum() / 18, log_likelihood, lambda key: 3 * jax.random.normal(key, (1,)))
     _, history = opvi.run(
-        opvi.tracker(target, example=rows),
+        opvi.tracker(target),
         opvi.stream(rows, 20),
         seed,
         record=lambda s, i, b: jnp.where(s.particles[:, 0] > 0, jnp.exp(s.log_weights), 0).sum(),

@@ -6,7 +6,6 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 
 import opvi
 from opvi.types import Array
@@ -58,7 +57,7 @@ def classifier(features: int, classes: int, activation: str, *, hidden: int, par
 
 def mixture(variance: float, particles: int) -> Learner:
     """Return the learner for the two-parameter mixture."""
-    tracker = opvi.tracker(opvi.gaussian_mixture(variance), example=np.zeros(1, np.float32), particles=particles)
+    tracker = opvi.tracker(opvi.gaussian_mixture(variance), particles=particles)
     return _learner(tracker, {"start": "from the prior"})
 
 

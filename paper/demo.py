@@ -27,7 +27,7 @@ def methods() -> dict[str, tuple[opvi.types.Sampler, Any]]:
         "OPVI, growing batch": (opvi.opvi(target, step=step, field=field), opvi.schedules.power(0.55)),
         "SVGD, 20 rows per round": (opvi.svgd(target, step=step, kernel=kernel, bandwidth=bandwidth), 20),
         "Langevin, 20 rows per round": (opvi.langevin(target, step=opvi.schedules.decaying(0.1, 0.55)), 20),
-        "opvi.tracker, 20 rows per round": (opvi.tracker(target, example=np.zeros(1)), 20),
+        "opvi.tracker, 20 rows per round": (opvi.tracker(target), 20),
     }
 
 

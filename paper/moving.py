@@ -44,7 +44,7 @@ def samplers() -> dict[str, opvi.types.Sampler]:
     target = opvi.gaussian_mixture(VARIANCE)
     field = opvi.flows.fields.svgd(opvi.flows.kernels.rbf(normalised=True), opvi.flows.kernels.median_awgf())
     return {
-        "opvi.tracker": opvi.tracker(target, example=np.zeros(1), half_life=HALF_LIFE),
+        "opvi.tracker": opvi.tracker(target, half_life=HALF_LIFE),
         "the paper's OPVI": opvi.opvi(target, step=opvi.schedules.decaying(2.0, 0.55), field=field),
     }
 

@@ -146,7 +146,7 @@ def methods() -> dict[str, tuple[Sampler, dict[str, Any]]]:
         "gain-1 flow, λ = ½, whole batches": (half_flow(target, substeps=1), {"start": "prior", "substeps": 1}),
         "gain_one": (opvi.gain_one(target, substeps=1), {"start": "prior"}),
         "gain_one, matched start": (opvi.gain_one(target, substeps=1), {"start": "prior, moments matched"}),
-        "SL-OPVI": (opvi.sl_opvi(target, memory_rows=0), {"start": "prior"}),
+        "SL-OPVI": (opvi.sl_opvi(target), {"start": "prior"}),
     }
 
 
@@ -239,7 +239,7 @@ def _mixture_samplers() -> dict[str, Sampler]:
     target = opvi.gaussian_mixture()
     field = opvi.flows.fields.svgd(opvi.flows.kernels.rbf(normalised=True), opvi.flows.kernels.median_awgf())
     paper = opvi.opvi(target, step=opvi.schedules.decaying(2.0, 0.55), field=field)
-    return {"paper's OPVI": paper, "SL-OPVI": opvi.sl_opvi(target, memory_rows=0)}
+    return {"paper's OPVI": paper, "SL-OPVI": opvi.sl_opvi(target)}
 
 
 def experiment(smoke: bool) -> Experiment:

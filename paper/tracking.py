@@ -13,7 +13,8 @@ import jax
 import numpy as np
 
 import opvi
-from opvi.filters import SLOPVI
+from opvi._steps import dealt_by_weight
+from opvi.filters import IBIS, IBISState
 from paper import data
 from paper.mixture import GridPosterior, exact_posterior, to_midpoint_gap, to_theta, tracking_error
 from paper.posteriors import Posterior, posterior
@@ -24,7 +25,7 @@ FORGETTING = 0.98  # a round of 20 rows, where the data drift
 HALF_LIFE = 20 * math.log(0.5) / math.log(FORGETTING)
 FIRST_SEED = 20_000  # of the streams reported; settings were chosen on others
 FIRST_START = 40_000  # likewise, of the starting particles for posteriordb
-DRAWS = 25_600  # 64 of each chain: their own error is about 1 %, also in sds of heavy tails
+DRAWS = 25_600  # 50 of each chain: their own error is about 1 %, also in sds of heavy tails
 
 
 class Size(NamedTuple):
@@ -32,7 +33,6 @@ class Size(NamedTuple):
 
     rounds: int = 500
     particles: int = 100
-    window: int = 500
 
 
 class Setting(NamedTuple):
@@ -67,24 +67,14 @@ def exact_after(setting: Setting, seed: int, t: int, rounds: int) -> GridPosteri
 SETTINGS = {"B = 20": Setting(False, False), "⌈t^.55⌉": Setting(True, False), "drift, γ = .98": Setting(False, True)}
 
 
-def trackers(size: Size, drifts: bool) -> dict[str, tuple[opvi.types.Sampler, dict[str, Any]]]:
+def trackers(drifts: bool) -> dict[str, tuple[opvi.types.Sampler, dict[str, Any]]]:
     """Return the methods compared, with their descriptions in the results file."""
     target = opvi.gaussian_mixture()
     half_life = HALF_LIFE if drifts else None
-    example = np.zeros(1, np.float32)
+    ibis = opvi.ibis(target, half_life=half_life)
     return {
-        f"SL-OPVI, {size.window} rows": (
-            opvi.sl_opvi(target, example=example, memory_rows=size.window, half_life=half_life),
-            {"sampler": "sl_opvi", "window": size.window, "half_life": half_life},
-        ),
-        "SL-OPVI, 30 rows": (
-            opvi.sl_opvi(target, example=example, memory_rows=30, half_life=half_life),
-            {"sampler": "sl_opvi", "window": 30, "half_life": half_life},
-        ),
-        "SL-OPVI, no rows": (
-            opvi.sl_opvi(target, memory_rows=0, half_life=half_life),
-            {"sampler": "sl_opvi", "window": 0, "half_life": half_life},
-        ),
+        "IBIS": (ibis, {"sampler": "ibis", "particles": ibis.particles, "half_life": half_life}),
+        "SL-OPVI, no rows": (opvi.sl_opvi(target, half_life=half_life), {"sampler": "sl_opvi", "half_life": half_life}),
         "gain-1 flow, no rows": (
             opvi.gain_one(target, half_life=half_life, bandwidth=0.3),
             {"sampler": "gain_one", "bandwidth": 0.3, "half_life": half_life},
@@ -96,7 +86,8 @@ def mixture_trial(sampler: opvi.types.Sampler, setting: Setting, size: Size, see
     """Follow one stream, and measure the particles against the exact posterior along it."""
     rows = setting.rows(seed, size.rounds)
     batches = opvi.stream(rows, opvi.schedules.sizes(setting.sizes(size.rounds)))
-    _, history = opvi.run(sampler, batches, seed, particles=size.particles, record=_particles)
+    particles = sampler.particles if isinstance(sampler, IBIS) else size.particles
+    _, history = opvi.run(sampler, batches, seed, particles=particles, record=_sample)
     measured = []
     for t in (t for t in CHECKPOINTS if t <= size.rounds):
         measured.append(measures(np.asarray(history.record[t - 1], float), exact_after(setting, seed, t, size.rounds)))
@@ -120,8 +111,12 @@ def measures(particles: np.ndarray, exact: GridPosterior) -> tuple[float, float,
     return tracking_error(particles, exact), float(ratio), float(abs(weight))
 
 
-def _particles(state: Any, info: Any, batch: Any) -> Any:
-    return state.particles
+def _sample(state: Any, info: Any, batch: Any) -> Any:
+    """Return the particles, or, where they have weights, as many that are picked by weight."""
+    if not isinstance(state, IBISState):
+        return state.particles
+    key = jax.random.fold_in(jax.random.key(0), state.round)
+    return dealt_by_weight(state.particles, state.log_weights, key, len(state.particles))
 
 
 def exact_trial(stratified: bool, setting: Setting, size: Size, seed: int) -> Record:
@@ -135,10 +130,10 @@ def exact_trial(stratified: bool, setting: Setting, size: Size, seed: int) -> Re
 
 def mixture(smoke: bool) -> Experiment:
     """The mixture, every method in every setting."""
-    size = Size(12, 20, 60) if smoke else Size()
+    size = Size(12, 20) if smoke else Size()
     rows = []
     for where, setting in SETTINGS.items():
-        for name, (sampler, settings) in trackers(size, setting.drifts).items():
+        for name, (sampler, settings) in trackers(setting.drifts).items():
             rows.append(Row(f"{name}: {where}", settings, partial(mixture_trial, sampler, setting, size)))
     for stratified, word in ((False, "independent"), (True, "stratified")):
         trial = partial(exact_trial, stratified, SETTINGS["B = 20"], size)
@@ -151,7 +146,7 @@ def mixture(smoke: bool) -> Experiment:
         2 if smoke else 5,
         ["method: stream", "W2 / sd, mean over t ≥ 5", "cov. ratio", "cov. ratio, end", "mode weight off", "off, end"],
         _mixture_line,
-        (lambda book: []) if smoke else partial(_mixture_checks, size),
+        (lambda book: []) if smoke else _mixture_checks,
         _draw_mixture,
     )
 
@@ -162,9 +157,9 @@ def _mixture_line(name: str, records: list[Record]) -> list[str]:
     return [summary(records, key).text(count) if key in records[0] else "" for key, count in digits.items()]
 
 
-def _mixture_checks(size: Size, book: Book) -> list[Check]:
+def _mixture_checks(book: Book) -> list[Check]:
     checks = []
-    for method, bound in ((f"SL-OPVI, {size.window} rows", 0.25), ("SL-OPVI, no rows", 0.30)):
+    for method, bound in (("IBIS", 0.25), ("SL-OPVI, no rows", 0.30)):
         for where in SETTINGS:
             records = book.records(f"{method}: {where}")
             if not records:
@@ -206,15 +201,15 @@ def _draw_mixture(book: Book, _: Path) -> Any:
 
 
 @cache
-def tracked_posterior(name: str, window: int) -> tuple[Posterior, SLOPVI]:
+def tracked_posterior(name: str) -> tuple[Posterior, IBIS]:
     """Return a posterior and its tracker, made once, so that all starts share their programs."""
     model = posterior(data.posteriordb(name))
-    return model, opvi.sl_opvi(model.target, example=model.rows, memory_rows=window)
+    return model, opvi.ibis(model.target)
 
 
-def posterior_trial(name: str, window: int, particles: int, seed: int) -> Record:
+def posterior_trial(name: str, particles: int, seed: int) -> Record:
     """Stream one posterior, and compare its moments with the reference's."""
-    model, sampler = tracked_posterior(name, window)
+    model, sampler = tracked_posterior(name)
     rows = jax.tree.map(lambda a: a.astype(np.float32) if a.dtype.kind == "f" else a, model.rows)
     state, history = opvi.run(sampler, opvi.stream(rows, model.batch_size), FIRST_START + seed, particles=particles)
     draws = sampler.draws(state, jax.random.key(FIRST_START + seed), DRAWS)
@@ -236,11 +231,8 @@ def posterior_trial(name: str, window: int, particles: int, seed: int) -> Record
 def posteriors(smoke: bool) -> Experiment:
     """The posteriors of posteriordb, each parameter on its own scale."""
     names = data.POSTERIORDB[2:3] if smoke else data.POSTERIORDB
-    particles = 50 if smoke else 500
-    rows = [
-        Row(name, {"sampler": "sl_opvi", "window": 500}, partial(posterior_trial, name, 500, particles))
-        for name in names
-    ]
+    particles = 50 if smoke else 512
+    rows = [Row(name, {"sampler": "ibis"}, partial(posterior_trial, name, particles)) for name in names]
     return Experiment(
         "tracking-posteriordb" + ("-smoke" if smoke else ""),
         f"posteriors of posteriordb, streamed, {particles} particles: worst parameter against reference draws",

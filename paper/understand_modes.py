@@ -19,7 +19,7 @@ def mixture_samplers() -> dict[str, Sampler]:
     return {
         "the paper's OPVI": opvi.opvi(target, step=opvi.schedules.decaying(2.0, 0.55), field=field),
         "gain_one, made for one mode": opvi.gain_one(target),
-        "opvi.tracker": opvi.tracker(target, example=np.zeros(1, np.float32)),
+        "opvi.tracker": opvi.tracker(target),
     }
 
 

@@ -41,10 +41,8 @@ CASES = {
     "gauss_newton": (opvi.gauss_newton(NETWORK), NUMBERS),
     "kfac": (opvi.kfac(NETWORK), NUMBERS),
     "gain_one": (opvi.gain_one(opvi.logistic_regression(3), half_life=50.0, substeps=2), LABELS),
-    "sl_opvi": (
-        opvi.sl_opvi(opvi.logistic_regression(3), memory_rows=0, pace=opvi.filters.Pace(steps=2, looks=1)),
-        LABELS,
-    ),
+    "ibis": (opvi.ibis(opvi.logistic_regression(3), example=LABELS), LABELS),
+    "sl_opvi": (opvi.sl_opvi(opvi.logistic_regression(3), pace=opvi.filters.Pace(steps=2, looks=1)), LABELS),
     "regressor": (opvi.regressor(3, hidden=(), particles=N), NUMBERS),
     "classifier": (
         OneNetwork(3, 2, hidden=(4,), particles=N, half_life=30.0, with_linear=True, memory_rows=None),

@@ -8,6 +8,7 @@ from jax.scipy.stats import norm
 from scipy import stats
 
 import opvi
+from opvi.types import StoresRows
 
 WORLDS, ROWS, BATCH, RANKS = 160, 30, 15, 11  # eleven draws make twelve ranks
 # What ranks do where draws are shifted, and where they are too narrow or too wide; each of mean 0 and variance 1.
@@ -29,14 +30,13 @@ def log_prior(w):
 
 LINE = opvi.target(log_prior, lambda w, rows: said(w, rows[0]).log_density(rows[1]), start, said)
 LOGIT = opvi.target(log_prior, lambda w, rows: jax.nn.log_sigmoid(rows[1] * (rows[0] @ w)), start)
-EXAMPLE = np.zeros((1, 2), np.float32), np.zeros(1, np.float32)
 OPTIMISED = {"xla_backend_optimization_level": 2, "xla_llvm_disable_expensive_passes": False}
 PACE = opvi.filters.Pace(looks=30)
 CASES = {
     "gauss_newton": (opvi.gauss_newton(LINE, half_life=float("inf")), LINE, 4),
     "gain_one": (opvi.gain_one(LINE, substeps=1), LINE, 40),
-    "sl_opvi": (opvi.sl_opvi(LOGIT, example=EXAMPLE, memory_rows=ROWS, pace=PACE), LOGIT, 40),
-    "sl_opvi, no rows": (opvi.sl_opvi(LINE, memory_rows=0, pace=PACE), LINE, 40),
+    "ibis": (opvi.ibis(LOGIT), LOGIT, 128),
+    "sl_opvi": (opvi.sl_opvi(LINE, pace=PACE), LINE, 40),
 }
 
 
@@ -55,6 +55,8 @@ def test_ranks_of_the_truth_are_uniform(name):
             y = jnp.where(jax.random.uniform(three, (ROWS,)) < jax.nn.sigmoid(x @ w), 1.0, -1.0)
         rows = opvi.Batch((x.reshape(-1, BATCH, 2), y.reshape(-1, BATCH)), jnp.ones((ROWS // BATCH, BATCH)))
         state = sampler.init(four, particles)
+        if isinstance(sampler, StoresRows):
+            state = sampler.make_room(state, jax.tree.map(lambda a: a[0], rows), ROWS // BATCH)
         return w, jax.lax.scan(lambda state, batch: (sampler.step(key, state, batch)[0], None), state, rows)[0]
 
     truth, states = jax.jit(lambda keys: jax.lax.map(world, keys))(jax.random.split(jax.random.key(1), WORLDS))

@@ -1,4 +1,4 @@
-"""What keeps the library easy to survey: no name hides a module, and modules are private unless listed."""
+"""What keeps the library easy to survey: which modules are public, and that no name hides one."""
 
 import ast
 from pathlib import Path
@@ -22,12 +22,14 @@ PUBLIC = {
     "opvi.app.learn",
     "opvi.app.report",
     "opvi.app.serve",
+    "opvi.checks",
     "opvi.filters",
     "opvi.flows",
     "opvi.flows.fields",
     "opvi.flows.kernels",
     "opvi.flows.schedules",
     "opvi.metrics",
+    "opvi.posterior",
     "opvi.predictive",
     "opvi.regret",
     "opvi.running",

@@ -2,8 +2,6 @@
 
 from typing import Any
 
-import jax
-
 import opvi
 from arena.engines import Model, Table
 from arena.methods import Task
@@ -22,4 +20,4 @@ def classes(task: Task, seed: int, **options: Any) -> Table:
 
 def posterior(problem: Problem, seed: int) -> Model:
     """Return the tracker of a model."""
-    return Model(opvi.tracker(problem.target, example=jax.tree.map(lambda a: a[:1], problem.rows)), problem, seed)
+    return Model(opvi.tracker(problem.target), problem, seed)

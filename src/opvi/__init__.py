@@ -36,4 +36,4 @@ def __getattr__(name: str) -> Any:
 def __dir__() -> list[str]:
     # What a newcomer types; rooms that hold nothing else for them are found by their own names.
     shown = {name for name in (*vars(import_module("opvi._public")), *_LATER) if not name.startswith("_")}
-    return sorted(shown - {"predictive", "running", "tracking", "types"} | {"__version__"})
+    return sorted(shown - {"posterior", "predictive", "running", "tracking", "types"} | {"__version__"})

@@ -21,19 +21,23 @@ _learning = 0  # calls that are learning now
 _before: dict[Any, int] = {}  # how many threads each library had before the first of them
 
 
-def compiler_options(quick: bool, long_loops: bool = False) -> dict[str, int | bool | str] | None:
+def compiler_options(
+    quick: bool, long_loops: bool = False, inner_loops: bool = False
+) -> dict[str, int | bool | str] | None:
     """Return the XLA options for programs that opvi compiles itself; None on other devices.
 
     Its older emitters of fused loops, which end with JAX 0.10, take half the time and less than half the memory, for
     programs that are as fast. So are those of LLVM's first level of optimisation, which takes a quarter less time than
-    the third; a level in XLA_FLAGS is left as it is. Programs without optimisation, in one piece and with loops as they
-    were written, compile three times faster still, and run at a quarter of the speed.
+    the third; a level in XLA_FLAGS is left as it is. Programs whose time goes into loops over stored rows are three
+    times slower with the older emitters, and get the others. Programs without optimisation, in one piece and with loops
+    as they were written, compile three times faster still, and run at a quarter of the speed.
     """
     if jax.default_backend() != "cpu":
         return None
     options: dict[str, int | bool | str] = {}
     if jax.__version__.startswith("0.10."):
-        options["xla_cpu_use_fusion_emitters"] = False
+        options["xla_cpu_use_fusion_emitters"] = inner_loops
+        options["xla_cpu_experimental_ynn_fusion_type"] = ""  # products of matrices inside nested loops came out wrong
     if quick or LEVEL not in os.environ.get("XLA_FLAGS", ""):
         options[LEVEL] = 0 if quick else 1
     if quick and not long_loops:  # it takes longer to tidy them up than to run them

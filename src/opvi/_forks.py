@@ -9,7 +9,10 @@ import os
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 from jax._src import xla_bridge
+
+from opvi.types import as_key
 
 _hopeless = False  # whether this process was forked from one that had used JAX
 
@@ -34,20 +37,28 @@ def refuse_forked() -> None:
         )
 
 
+KEY_AT = {"init": 1, "step": 1, "draws": 2}  # which argument is the key, counted with `self`
+
+
 class Unforked:
-    """A sampler whose methods, including those of subclasses, raise that error in such a process."""
+    """A sampler whose methods, including those of subclasses, raise that error, and take an integer for a key."""
 
     def __init_subclass__(cls, **more: Any) -> None:
         super().__init_subclass__(**more)
         for name in ("init", "step", "predict", "draws"):
             if name in vars(cls):
-                setattr(cls, name, _asking(vars(cls)[name]))
+                setattr(cls, name, _asking(vars(cls)[name], KEY_AT.get(name)))
 
 
-def _asking(method: Callable[..., Any]) -> Callable[..., Any]:
+def _asking(method: Callable[..., Any], key_at: int | None) -> Callable[..., Any]:
     @functools.wraps(method)
     def call(*arguments: Any, **named: Any) -> Any:
         refuse_forked()
+        if key_at is not None:
+            if len(arguments) > key_at and isinstance(arguments[key_at], int | np.integer):
+                arguments = (*arguments[:key_at], as_key(arguments[key_at]), *arguments[key_at + 1 :])
+            elif isinstance(named.get("key"), int | np.integer):
+                named["key"] = as_key(named["key"])
         return method(*arguments, **named)
 
     return call

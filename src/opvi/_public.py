@@ -1,8 +1,10 @@
 """The public names of `import opvi`, loaded when the first of them is used."""
 
+from opvi import checks as checks
 from opvi import filters as filters
 from opvi import flows as flows
 from opvi import metrics as metrics
+from opvi import posterior as posterior
 from opvi import predictive as predictive
 from opvi import regret as regret
 from opvi import running as running
@@ -10,8 +12,12 @@ from opvi import scale as scale
 from opvi import targets as targets
 from opvi import tracking as tracking
 from opvi import types as types
+from opvi.checks import compare_models as compare_models
+from opvi.checks import loo as loo
+from opvi.checks import waic as waic
 from opvi.filters import gain_one as gain_one
 from opvi.filters import gauss_newton as gauss_newton
+from opvi.filters import ibis as ibis
 from opvi.filters import kfac as kfac
 from opvi.filters import linear_ekf as linear_ekf
 from opvi.filters import sl_opvi as sl_opvi
@@ -24,6 +30,7 @@ from opvi.flows import opvi as opvi
 from opvi.flows import parvi as parvi
 from opvi.flows import schedules as schedules
 from opvi.flows import svgd as svgd
+from opvi.posterior import Posterior as Posterior
 from opvi.predictive import Bernoulli as Bernoulli
 from opvi.predictive import Categorical as Categorical
 from opvi.predictive import Normal as Normal

@@ -1,7 +1,9 @@
 """What all samplers share: counting rounds and rows, weighting the batch, and surviving a bad update."""
 
 import functools
+import itertools
 import math
+import warnings
 from collections.abc import Callable, Hashable
 from dataclasses import dataclass, field
 from typing import NamedTuple, TypeVar, cast
@@ -13,7 +15,9 @@ from jax.experimental.xla_metadata import set_xla_metadata
 from jax.lax import optimization_barrier
 from jax.scipy.special import logsumexp
 
+from opvi._cpu import compiler_options
 from opvi._forks import Unforked, refuse_forked
+from opvi.posterior import Posterior
 from opvi.predictive import Predictive, predict
 from opvi.targets import Target, as_particles, score
 from opvi.types import (
@@ -27,9 +31,12 @@ from opvi.types import (
     Predicted,
     Scalar,
     Schedule,
+    Seed,
     Start,
     State,
+    StoresRows,
     Tree,
+    as_key,
     at_round,
     shapes_of,
 )
@@ -60,12 +67,18 @@ def compiled(step: Step) -> Step:
             return optimization_barrier(jax.tree.unflatten(leaves[1], marked))
         return optimization_barrier(inner(sampler, *optimization_barrier(arrays)))
 
-    program = jax.jit(outer, static_argnums=0)
+    nested = jax.jit(outer, static_argnums=0)  # in a program of others, which has options of its own
+
+    @functools.cache
+    def program(inner_loops: bool) -> Callable[..., Tree]:
+        options = compiler_options(False, inner_loops=inner_loops)  # asks JAX for its devices
+        return jax.jit(outer, static_argnums=0, compiler_options=options)
 
     @functools.wraps(outer)
     def called(sampler: Hashable, *arrays: Tree, **named: Tree) -> Tree:
         refuse_forked()
-        return program(sampler, *arrays, **named)
+        traced = any(map(isinstance, jax.tree.leaves((arrays, named)), itertools.repeat(jax.core.Tracer)))
+        return (nested if traced else program(isinstance(sampler, StoresRows)))(sampler, *arrays, **named)
 
     return cast(Step, called)
 
@@ -89,6 +102,7 @@ def in_one_program(init: Init) -> Init:
 
 LARGEST_COUNT = 2**31 - 1  # counters stop here instead of turning negative on an endless stream
 LARGEST_BATCH = 2.0**30
+NOT_THE_POSTERIOR = "not the posterior:"  # how `about` begins where a sampler approximates it, and how well is unknown
 PARTICLES = 100  # drawn by a sampler of a target if nobody says how many
 
 
@@ -108,12 +122,39 @@ class TargetSampler(Unforked):
         """Return the posterior predictive at inputs x, as `opvi.predict` does."""
         return predict(self.target, state.particles, x)
 
-    def draws(self, state: State, key: Key, n: int) -> Particles:
-        """Return n draws from the posterior, `[n, d]`: particles that represent it, each equally often."""
+    def draws(self, state: State, key: Seed, n: int) -> Particles:
+        """Return n draws from the posterior, `[n, d]`, or from what stands for it: the first time, that is said."""
+        if self.about.startswith(NOT_THE_POSTERIOR):
+            warn_that_it_is_not_the_posterior(self)
+        return self._draws(state, as_key(key), checked_count(n))
+
+    def _draws(self, state: State, key: Key, n: int) -> Particles:
+        """Return n of the particles, each equally often."""
         return dealt(state.particles, key, n)
+
+    def posterior(self, state: State, key: Seed = 0, n: int = 1000) -> Posterior:
+        """Return n draws from the posterior by the names of the model's parameters; `.summary()` is a table of them.
+
+        Args:
+            state: where the sampler stands; before any row the posterior is the prior.
+            key: a JAX key or an integer seed.
+            n: how many draws.
+        """
+        return posterior_of(self, state, key, n)
 
     def __str__(self) -> str:
         return self.about or repr(self)
+
+
+@functools.cache
+def warn_that_it_is_not_the_posterior(sampler: TargetSampler) -> None:
+    """Warn once per process for samplers of the same settings."""
+    warnings.warn(
+        f"these draws are {sampler.about}. How far they are from it is not known; `opvi.ibis(target)` stores rows and "
+        "draws from the posterior, at a cost per row that grows with the parameters.",
+        UserWarning,
+        stacklevel=4,  # through `draws` and what guards it against forks
+    )
 
 
 def checked_count(n: int) -> int:
@@ -146,6 +187,26 @@ def posterior_draws(sampler: object, state: State, key: Key, n: int) -> Particle
     """Return n draws from what a sampler believes; for one without `draws`, its particles."""
     found = getattr(sampler, "draws", None)
     return dealt(state.particles, key, n) if found is None else found(state, key, n)
+
+
+def posterior_of(sampler: object, state: State, key: Seed = 0, n: int = 1000) -> Posterior:
+    """Return n named draws from what a sampler believes; of one without a single target, plain `weights`."""
+    target = target_of(sampler)
+    matrix = posterior_draws(sampler, state, as_key(key), n)
+    named = {"weights": matrix} if target is None else target.constrain(matrix)
+    axes = {} if target is None else target.axes
+    draws = {name: np.asarray(values) for name, values in named.items()}
+    return Posterior(draws, matrix, int(state.rows), int(state.round), str(sampler), axes)
+
+
+def target_of(sampler: object) -> Target | None:
+    """Return the target of a sampler or of the samplers it wraps or mixes; None if there is not exactly one."""
+    found = getattr(sampler, "target", None)
+    if isinstance(found, Target):
+        return found
+    inner = (sampler.sampler,) if hasattr(sampler, "sampler") else getattr(sampler, "members", ())
+    targets = {target_of(one) for one in inner}
+    return targets.pop() if len(targets) == 1 else None
 
 
 class StepInfo(NamedTuple):
@@ -197,7 +258,7 @@ class Layout(NamedTuple):
 def layout_of(example: Data) -> Layout:
     """Return the layout of data with a leading axis of rows."""
     leaves, structure = jax.tree.flatten(example)
-    leaves = [np.asarray(leaf) for leaf in leaves]
+    leaves = [leaf if hasattr(leaf, "dtype") else np.asarray(leaf) for leaf in leaves]  # also where they are traced
     return Layout(tuple(leaf.shape[1:] for leaf in leaves), tuple(str(leaf.dtype) for leaf in leaves), structure)
 
 

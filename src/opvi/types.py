@@ -119,6 +119,20 @@ class Sampler(Protocol[S]):
         """One line: what was chosen, and why."""
 
 
+class _HasRoom(type):
+    """Asks an object for `make_room`, not its class: a wrapper has it only where the wrapped sampler has."""
+
+    def __instancecheck__(cls, instance: object) -> bool:
+        return hasattr(instance, "make_room")
+
+
+class StoresRows(metaclass=_HasRoom):
+    """A sampler whose state grows with the stream: whoever compiles a loop over batches asks it for room first."""
+
+    def make_room(self, state: Any, batch: Batch, rounds: int = 1) -> Any:
+        """Return the state with room for so many batches of this shape."""
+
+
 class FieldValue(NamedTuple):
     """A velocity at every particle, its two parts kept apart so that either can be re-weighted."""
 

@@ -3,7 +3,6 @@
 import subprocess
 import sys
 from importlib import import_module
-from types import SimpleNamespace
 
 import jax
 import jax.numpy as jnp
@@ -18,7 +17,6 @@ import opvi
 from opvi import to_arviz
 from opvi.adapters.arviz import arviz as az  # imported there without ArviZ's note of the day
 from opvi.tracking._bank import BankState
-from opvi.tracking._classifier import ClassifierState
 
 RNG = np.random.default_rng(0)
 X = RNG.normal(size=(40, 2)).astype(np.float32)
@@ -51,7 +49,7 @@ def named():
         particles = where + 0.05 * jax.random.normal(jax.random.key(0), (400, 3))
         algorithm = opvi.svgd(target, step=1e-6)
         state, _ = opvi.run(algorithm, opvi.stream((X, Y), 20), 0, particles=particles)
-    return target, state
+    return algorithm, state
 
 
 def test_axes_have_the_names_of_their_plates():
@@ -66,7 +64,7 @@ def test_axes_have_the_names_of_their_plates():
     rows = np.arange(40) % 3, Y
     sampler = opvi.svgd(opvi.from_numpyro(model, rows), step=0.01)
     state = sampler.init(jax.random.key(0), 5)
-    made = to_arviz(state, sampler, coords={"groups": ["a", "b", "c"]}, dims={"twice": ["groups"]})["posterior"]
+    made = to_arviz(sampler, state, n=5, coords={"groups": ["a", "b", "c"]}, dims={"twice": ["groups"]})["posterior"]
     assert made["level"].dims == ("chain", "draw", "groups")
     assert made["pair"].dims == ("chain", "draw", "groups", "pair_dim_1")
     assert made["twice"].dims == ("chain", "draw", "groups")
@@ -78,17 +76,23 @@ def variables(tree, group):
 
 
 def test_a_numpyro_model_by_its_names(named):
-    target, state = named
-    tree = to_arviz(state, target, (X, Y), constant_data={"unit": np.array([1.0])})
+    sampler, state = named
+    target = sampler.target
+    tree = to_arviz(sampler, state, (X, Y), n=400, constant_data={"unit": np.array([1.0])})
+    particles = sampler.draws(state, 0, 400)
     assert variables(tree, "posterior") == {"slopes": (1, 400, 2), "noise": (1, 400), "sum": (1, 400)}
     assert variables(tree, "posterior_predictive") == variables(tree, "log_likelihood") == {"y": (1, 400, 40)}
     assert variables(tree, "observed_data") == {"y": (40,)}
     assert variables(tree, "constant_data") == {"X": (40, 2), "unit": (1,)}
     draws = tree["posterior"]
     np.testing.assert_allclose(draws["sum"], draws["slopes"].sum("slopes_dim_0"), rtol=1e-4, atol=1e-6)
-    np.testing.assert_allclose(draws["noise"][0], np.exp(state.particles[:, 0]), rtol=1e-5)
+    np.testing.assert_allclose(draws["noise"][0], np.exp(particles[:, 0]), rtol=1e-5)
+    np.testing.assert_array_equal(sampler.posterior(state, n=400)["noise"], draws["noise"][0])
+    alone = sampler.posterior(state, n=400).to_arviz(dims={"slopes": ["column"]})["posterior"]
+    np.testing.assert_array_equal(alone["slopes"], draws["slopes"])
+    assert alone["slopes"].dims == ("chain", "draw", "column")
     np.testing.assert_array_equal(tree["observed_data"]["y"], Y)
-    rows = jax.vmap(lambda theta: target.log_likelihood(target.unravel(theta), (X, Y)))(state.particles)
+    rows = jax.vmap(lambda theta: target.log_likelihood(target.unravel(theta), (X, Y)))(particles)
     np.testing.assert_allclose(tree["log_likelihood"]["y"][0], rows, rtol=1e-4, atol=1e-5)
     # Draws of y have standard deviation 0.5; five standard errors of a mean over 400 of them, for 40 rows.
     error = tree["posterior_predictive"]["y"].mean(("chain", "draw")) - X @ [1, -1]
@@ -103,8 +107,7 @@ def test_a_numpyro_model_by_its_names(named):
 
 @pytest.mark.filterwarnings("ignore")  # of ArviZ's own making
 def test_arviz_works_on_it(named):
-    target, state = named
-    tree = to_arviz(state, target, (X, Y))
+    tree = to_arviz(*named, (X, Y), n=400)
     summary = az.summary(tree, kind="stats")
     assert list(summary.index) == ["slopes[0]", "slopes[1]", "noise", "sum"]
     assert float(summary.loc["slopes[0]", "mean"]) == pytest.approx(1, abs=0.1)
@@ -121,83 +124,74 @@ def test_arviz_works_on_it(named):
 
 
 def test_other_targets_by_their_paths():
-    target = opvi.mlp(2, (3,))
-    state = opvi.svgd(target, step=0.1).init(jax.random.key(0), 4)
-    tree = to_arviz(state, target, (X, Y), key=1)
+    sampler = opvi.svgd(opvi.mlp(2, (3,)), step=0.1)
+    state = sampler.init(0, 4)
+    tree = to_arviz(sampler, state, (X, Y), key=1, n=4)
     assert variables(tree, "posterior")["weights.0.weights"] == (1, 4, 2, 3)
     assert variables(tree, "posterior_predictive") == variables(tree, "log_likelihood") == {"y": (1, 4, 40)}
     assert variables(tree, "constant_data") == {"x": (40, 2)}
-    expected = opvi.predict(target, state.particles, X).components.log_density(Y[None])
+    expected = opvi.predict(sampler.target, sampler.draws(state, 1, 4), X).components.log_density(Y[None])
     np.testing.assert_allclose(tree["log_likelihood"]["y"][0], expected, rtol=1e-5)
-    target = opvi.gaussian_mixture()
-    state = opvi.svgd(target, step=0.1).init(jax.random.key(0), 4)
-    tree = to_arviz(state, target, Y)  # nothing to predict with
+    sampler = opvi.svgd(opvi.gaussian_mixture(), step=0.1)
+    state = sampler.init(0, 4)
+    tree = to_arviz(sampler, state, Y, n=4)  # nothing to predict with
     assert variables(tree, "posterior") == {"theta": (1, 4, 2)}
     assert variables(tree, "observed_data") == {"y": (40,)}
     assert "posterior_predictive" not in (tree.children if hasattr(tree, "children") else tree.groups())
-    assert variables(to_arviz(state, target), "posterior") == {"theta": (1, 4, 2)}
+    assert variables(to_arviz(sampler, state), "posterior") == {"theta": (1, 1000, 2)}
 
 
 def test_trackers_predict_as_they_do():
     target = opvi.logistic_regression(2)
     tracker = opvi.calibrated(opvi.opvi(target, step=0.1), target, particles=500, about="five hundred")
     state = tracker.init(jax.random.key(0))
-    tree = to_arviz(state, tracker, (X, LABEL))
+    tree = to_arviz(tracker, state, (X, LABEL), n=500)
     assert tree.attrs["sampler"] == "five hundred"
     assert variables(tree, "posterior")["weights.0.weights"] == (1, 500, 2, 1)  # the names of its target
     share = np.asarray(tree["posterior_predictive"]["y"]).mean((0, 1))
     p = np.asarray(tracker.predict(state, X).probabilities()[:, 1])
     assert np.abs(share - p).max() < 5 * 0.5 / 500**0.5  # five standard errors of a share of 500 draws
-    plain = to_arviz(state, target, (X, LABEL))  # by the particles alone
-    assert "sampler" not in plain.attrs
-    np.testing.assert_array_equal(plain["posterior"]["weights.0.bias"], tree["posterior"]["weights.0.bias"])
-    np.testing.assert_array_equal(plain["log_likelihood"]["y"], tree["log_likelihood"]["y"])
 
 
 def test_a_sampler_without_a_target_has_weights():
     regressor = opvi.regressor(2, hidden=(), particles=4)
-    tree = to_arviz(regressor.init(jax.random.key(0)), regressor, (X, Y))
+    tree = to_arviz(regressor, regressor.init(jax.random.key(0)), (X, Y), n=4)
     assert variables(tree, "posterior") == {"weights": (1, 4, 3)}
     assert variables(tree, "posterior_predictive") == {"y": (1, 4, 40)}
     assert "standardise" in tree.attrs["note"]
     assert tree.attrs["sampler"] == regressor.about
 
 
-def test_weights_of_trackers_and_of_a_banks_members():
-    target = opvi.gaussian_mixture()
-    members = [SimpleNamespace(particles=jnp.full((8, 2), value)) for value in (0.0, 1.0)]
+def test_a_bank_is_drawn_from_by_its_members_weights():
+    one = opvi.langevin(opvi.gaussian_mixture(), step=0.1)
+    members = tuple(one.init(0, jnp.full((8, 2), value)) for value in (0.0, 1.0))
     zero, log_weights = jnp.int32(0), jnp.log(jnp.array([0.25, 0.75]))
-    state = BankState(tuple(members), log_weights, zero, zero)
-    tree = to_arviz(state, target)
-    assert variables(tree, "posterior") == {"theta": (1, 16, 2)}
-    assert float(tree["posterior"]["theta"].mean()) == 0.75
-    one = opvi.langevin(target, step=0.1)
-    assert variables(to_arviz(state, opvi.bank([one, one])), "posterior") == {"theta": (1, 16, 2)}
+    state = BankState(members, log_weights, zero, zero)
+    tree = to_arviz(opvi.bank([one, one]), state)
+    assert variables(tree, "posterior") == {"theta": (1, 1000, 2)}
+    assert float(tree["posterior"]["theta"].mean()) == pytest.approx(0.75, abs=5 * (0.25 * 0.75 / 1000) ** 0.5)
     other = opvi.langevin(opvi.logistic_regression(1), step=0.1)  # of as many parameters
-    assert variables(to_arviz(state, opvi.bank([one, other])), "posterior") == {"weights": (1, 16, 2)}
-    assert "resampled" in tree.attrs["note"]
-    members[1] = SimpleNamespace(particles=jnp.zeros((8, 3)))
-    with pytest.raises(ValueError, match=r"\[2, 3\] parameters.*state.members"):
-        to_arviz(state._replace(members=tuple(members)), target)
-    # The classifier's state has weights too, but its trackers' particles are told apart by their place only.
-    state = ClassifierState(None, tuple(members[:1]), None, log_weights, None, zero, zero)
-    tree = to_arviz(state, opvi.regressor(2))
-    assert "weights of the samplers" in tree.attrs["note"]
+    assert variables(to_arviz(opvi.bank([one, other]), state), "posterior") == {"weights": (1, 1000, 2)}
+    more = members[0]._replace(particles=jnp.zeros((8, 3)))
+    with pytest.raises(ValueError, match=r"\[2, 3\] parameters"):
+        to_arviz(opvi.bank([one, one]), state._replace(members=(members[0], more)))
 
 
 def test_bad_arguments_are_refused():
-    target = opvi.gaussian_mixture()
-    state = opvi.svgd(target, step=0.1).init(jax.random.key(0), 4)
+    sampler = opvi.svgd(opvi.gaussian_mixture(), step=0.1)
+    state = sampler.init(0, 4)
     with pytest.raises(TypeError, match="`state` is a int"):
-        to_arviz(3, target)
-    with pytest.raises(TypeError, match="`model` is a str"):
-        to_arviz(state, "svgd")
-    with pytest.raises(ValueError, match="particles of 2 numbers, but the target has 3"):
-        to_arviz(state, opvi.logistic_regression(2))
+        to_arviz(sampler, 3)
+    with pytest.raises(TypeError, match=r"`sampler` is a ParVIState, but must be.*`opvi.to_arviz\(sampler, state\)`"):
+        to_arviz(state, sampler)
+    with pytest.raises(ValueError, match=r"shape \(1000, 2\), but this target has 3 parameters"):
+        to_arviz(opvi.svgd(opvi.logistic_regression(2), step=0.1), state)
     with pytest.raises(ValueError, match="0 rows"):
-        to_arviz(state, target, Y[:0])
+        to_arviz(sampler, state, Y[:0])
+    with pytest.raises(ValueError, match="the number of draws"):
+        to_arviz(sampler, state, n=0)
     with pytest.raises(ValueError, match=r"pairs \(X, y\)"):
-        to_arviz(state, opvi.regressor(2), X)
+        to_arviz(opvi.regressor(2), state, X)
 
 
 WITHOUT = """
@@ -233,20 +227,20 @@ def test_two_first_processes_of_a_day(tmp_path, monkeypatch):
 
 @pytest.mark.slow
 def test_particles_with_covariances_are_exported_as_draws():
-    """More than 50 parameters, linear: the sds are the posterior's, where the particles are one point."""
+    """Of a linear model: the sds are the posterior's, where the particles are one point."""
     rng = np.random.default_rng(0)
     X = rng.normal(size=(300, 55)).astype(np.float32)
     y = (X[:, 0] + 0.5 * rng.normal(size=300)).astype(np.float32)
-    tracker = opvi.tracker(opvi.linear_regression(55, noise=0.25))
-    state, _ = opvi.run(tracker, opvi.stream((X, y), 50), 0)
+    tracker = opvi.gauss_newton(opvi.linear_regression(55, noise=0.25), half_life=float("inf"))
+    state, _ = opvi.run(tracker, opvi.stream((X, y), 50), 0, particles=2)
     design = np.column_stack([X, np.ones(300)]).astype(float)
     sd = np.sqrt(np.diag(np.linalg.inv(np.eye(56) + design.T @ design / 0.25)))[:-1]
     labels = [f"x{i}" for i in range(55)]
     made = opvi.to_arviz(
-        state,
         tracker,
+        state,
         (X[:5], y[:5]),
-        draws=4000,
+        n=4000,
         coords={"column": labels},
         dims={"weights.0.weights": ["column", "output"]},
     )
@@ -255,6 +249,6 @@ def test_particles_with_covariances_are_exported_as_draws():
     assert list(weights["column"].values) == labels
     np.testing.assert_allclose(np.asarray(weights)[0, :, :, 0].std(0), sd, rtol=5 / np.sqrt(8000))
     assert made["log_likelihood"]["y"].shape == (1, 4000, 5)
-    assert opvi.to_arviz(state, tracker)["posterior"]["weights.0.bias"].shape[1] == 1000
+    assert opvi.to_arviz(tracker, state)["posterior"]["weights.0.bias"].shape[1] == 1000
     with pytest.raises(ValueError, match="`dims` names z, but the variables are"):
-        opvi.to_arviz(state, tracker, dims={"z": ["a"]})
+        opvi.to_arviz(tracker, state, dims={"z": ["a"]})

@@ -268,14 +268,14 @@ def test_no_head_where_none_would_be_right(model, data):
     assert from_numpyro(model, data).predict is None
 
 
-def test_the_tracker_linearises_a_gaussian_prior_with_a_head():
+def test_the_tracker_linearises_a_gaussian_prior_with_a_head_where_rows_would_be_dear():
     def wide(X, y=None):
-        w = numpyro.sample("w", dist.Normal(0.5, 2).expand([60]).to_event(1))
+        w = numpyro.sample("w", dist.Normal(0.5, 2).expand([1100]).to_event(1))
         with numpyro.plate("rows", len(X)):
             numpyro.sample("y", dist.Normal(X @ w[:3], 1.0), obs=y)
 
-    assert opvi.tracker(from_numpyro(wide, (X, Y))).about.startswith("Gauss–Newton")
-    assert opvi.tracker(case("regression")[0]).about.startswith("SL-OPVI")
+    assert "Gauss–Newton" in opvi.tracker(from_numpyro(wide, (X, Y))).about
+    assert opvi.tracker(case("regression")[0]).about.startswith("IBIS")
 
 
 def test_predictive_draws_follow_the_particle():
@@ -435,7 +435,7 @@ def test_bad_arguments_are_refused():
     with pytest.raises(ValueError, match="same number of rows"):
         from_numpyro(regression, (X, Y[:2]))
     target, data = case("regression")
-    with pytest.raises(ValueError, match=r"4 parameters: give `state.particles`"):
+    with pytest.raises(ValueError, match=r"4 parameters, so a matrix of shape .n, 4. is needed"):
         target.constrain(jnp.zeros((2, 3)))
     with pytest.raises(ValueError, match="`data` has leaves of shape .7, 3., but the target was made with"):
         target.log_likelihoods(jnp.zeros((2, 4)), data[:1])
@@ -561,10 +561,9 @@ def test_a_posteriordb_model_is_tracked_to_the_hand_written_posterior():
     hand = by_hand("sblrc-blr")
     target = from_numpyro(sblrc, hand.rows)
     rows = jax.tree.map(np.float32, hand.rows)
-    n = 100
-    sampler = opvi.sl_opvi(target, example=rows, memory_rows=12)
-    state, _ = opvi.run(sampler, opvi.stream(rows, 6), 0, particles=n)
-    sites = target.constrain(state.particles)
+    sampler = opvi.ibis(target)
+    state, _ = opvi.run(sampler, opvi.stream(rows, 6), 0)
+    sites = target.constrain(sampler.draws(state, 0, 2048))
     found = jnp.concatenate([sites["b"], sites["sigma"][:, None]], 1)
 
     @jax.jit
@@ -579,9 +578,9 @@ def test_a_posteriordb_model_is_tracked_to_the_hand_written_posterior():
     assert 1 / (weights**2).sum() > 1000  # so many independent draws are they worth
     mean = weights @ theta
     sd = jnp.sqrt(weights @ (theta - mean) ** 2)
-    # Were the particles independent, their means would be off by 0.1 sd and their sds by 7 %; three times that.
-    np.testing.assert_array_less(np.abs(found.mean(0) - mean) / sd, 0.3)
-    np.testing.assert_array_less(np.abs(np.log(found.std(0) / sd)), 0.21)
+    # Were the draws independent, their means would be off by 0.02 sd and their sds by 1.6 %; five times that.
+    np.testing.assert_array_less(np.abs(found.mean(0) - mean) / sd, 0.11)
+    np.testing.assert_array_less(np.abs(np.log(found.std(0) / sd)), 0.08)
 
 
 def test_observations_that_come_in_rows_need_no_plate():

@@ -1,6 +1,7 @@
 """What a sampler believes, as draws: against closed forms of linear models, at sizes where particles are one point."""
 
 import math
+import warnings
 
 import jax
 import jax.numpy as jnp
@@ -8,6 +9,7 @@ import numpy as np
 import pytest
 
 import opvi
+from opvi import _steps
 
 KEY = jax.random.key(0)
 NOISE = 0.25
@@ -95,7 +97,7 @@ def test_a_correlated_prior_enters_whole():
 @pytest.mark.parametrize("dim", [50, 51])
 def test_there_is_no_cliff_where_the_tracker_changes_its_method(dim):
     X, y = rows(dim - 1, 600)
-    tracker = opvi.tracker(opvi.linear_regression(dim - 1, noise=NOISE), example=(X[:1], y[:1]))
+    tracker = opvi.tracker(opvi.linear_regression(dim - 1, noise=NOISE))
     state, _ = opvi.run(tracker, opvi.stream((X, y), 100), KEY)
     C = np.linalg.inv(
         np.eye(dim) + np.column_stack([X, np.ones(600)]).T.astype(float) @ np.column_stack([X, np.ones(600)]) / NOISE
@@ -138,6 +140,31 @@ def test_every_sampler_has_draws():
         assert draws.shape == (10, 3)
         counts = [(draws == particle).all(1).sum() for particle in np.asarray(state.particles)]
         assert sorted(counts) == [2, 2, 3, 3]  # each as often as the others, as far as 10 can be divided
+
+
+@pytest.mark.parametrize(
+    ("target", "options"),
+    [
+        (opvi.mlp(8, (10,)), {}),
+        (opvi.mlp(300, (40,), opvi.categorical(), outputs=3, prior_variance=None), {"budget": 1e6}),  # KFAC
+        (opvi.mlp(8, (150,), prior_variance=opvi.targets.Gamma()), {}),  # first-order
+        (opvi.linear_regression(2), {"memory": 0}),  # SL-OPVI
+    ],
+)
+def test_draws_that_are_not_the_posteriors_say_so_once(monkeypatch, target, options):
+    _steps.warn_that_it_is_not_the_posterior.cache_clear()
+    for kind in (_steps.TargetSampler, opvi.filters.GaussNewton, opvi.filters.SLOPVI):
+        monkeypatch.setattr(kind, "_draws", lambda self, state, key, n: state.particles[:n])
+    tracker = opvi.tracker(target, particles=4, **options)
+    state = tracker.init(KEY)
+    with pytest.warns(UserWarning, match="these draws are not the posterior: .*`opvi.ibis") as said:
+        assert tracker.draws(state, 0, 2).shape == (2, target.dim)
+    assert len(said) == 1
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        tracker.draws(state, 1, 2)
+        opvi.tracker(target, particles=4, **options).draws(state, 0, 2)
+        opvi.gauss_newton(opvi.linear_regression(2)).draws(state, 0, 2)  # which claims nothing
 
 
 @pytest.mark.parametrize("n", [0, -1, 2.5])

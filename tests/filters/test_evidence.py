@@ -23,7 +23,8 @@ LINE = opvi.target(
     lambda v, rows: norm.logpdf(rows[1], rows[0] @ v, NOISE),
     lambda key: 1 + jax.random.normal(key, (2,)),
 )
-TRACKER = opvi.sl_opvi(LINE, example=(X, Y), memory_rows=20, pace=PACE)
+TRACKER = opvi.sl_opvi(LINE, pace=PACE)
+STORING = opvi.ibis(LINE, example=(X, Y), particles=128)
 
 
 def of_line():
@@ -35,12 +36,18 @@ def of_line():
 
 @pytest.mark.parametrize("rows", [1, 5, 20, 100])
 def test_evidence_is_that_of_a_conjugate_model(rows):
-    """All but 20 rows leave, into a surrogate that is exact."""
+    """All rows are known by a surrogate that is exact."""
     parts = [slice(i, i + rows) for i in range(0, N, rows)]
     state, _ = opvi.run(TRACKER, [opvi.batch((X[part], Y[part]), pad_to=N) for part in parts], KEY, particles=60)
     assert abs(TRACKER.log_evidence(state) - of_line()) < 0.01
     wrapped = opvi.tracking.Wrapped(state, (), 0, 0)
     assert abs(opvi.watched(TRACKER).log_evidence(wrapped, 1) - of_line()) < 0.03
+
+
+@pytest.mark.parametrize("rows", [5, 100])
+def test_evidence_from_stored_rows_is_that_of_a_conjugate_model(rows):
+    state, _ = opvi.run(STORING, opvi.stream((X, Y), rows), KEY)
+    assert abs(STORING.log_evidence(state) - of_line()) < 0.03
 
 
 def test_evidence_of_a_funnel():
@@ -51,13 +58,14 @@ def test_evidence_of_a_funnel():
     def log_density(v):
         return 5 + norm.logpdf(v[0]) + norm.logpdf(v[1], 3, 2 * jnp.exp(v[0]))
 
-    found = joined(jax.jit(lambda draws: ratios(KEY, log_density, draws))(draws))
+    found = joined(jax.jit(lambda draws: ratios(KEY, log_density, jax.vmap(log_density), draws))(draws))
     assert abs(found.value - 5) < 4 * found.error
     assert found.error < 0.02  # a Gaussian in the parameters themselves would be off by tenths
 
 
-def test_rows_that_fade_have_no_evidence():
-    tracker = opvi.sl_opvi(LINE, example=(X, Y), memory_rows=20, half_life=50.0)
+@pytest.mark.parametrize("make", [opvi.sl_opvi, opvi.ibis])
+def test_rows_that_fade_have_no_evidence(make):
+    tracker = make(LINE, half_life=50.0)
     assert math.isnan(tracker.log_evidence(tracker.init(KEY, 60)))
 
 

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 import opvi
-from opvi.filters._modes import modes
+from opvi.filters.sl_opvi._mode_weights import modes
 
 KEY = jax.random.key(0)
 
@@ -27,7 +27,7 @@ def test_mode_weights_follow_the_evidence():
     rng = np.random.default_rng(0)
     per_row = np.repeat([0, 5 / 400, 0, -10 / 800, 0], [200, 400, 200, 800, 200])
     rows = (3 + rng.normal(size=1800)).astype(np.float32), per_row.astype(np.float32)
-    tracker = opvi.tracker(mirrored(), example=rows)
+    tracker = opvi.sl_opvi(mirrored())
 
     def weight(state, info, batch):
         return jnp.where(state.particles[:, 0] > 0, jnp.exp(state.log_weights), 0).sum()
@@ -49,8 +49,8 @@ def test_mode_weights_follow_the_evidence():
 def test_particles_of_one_mode_weigh_alike():
     rng = np.random.default_rng(0)
     X = rng.normal(size=(60, 2)).astype(np.float32)
-    tracker = opvi.tracker(opvi.logistic_regression(2), particles=40)
-    state, _ = opvi.run(tracker, opvi.stream((X, (X[:, 0] > 0).astype(np.int32)), 20), KEY)
+    tracker = opvi.sl_opvi(opvi.logistic_regression(2))
+    state, _ = opvi.run(tracker, opvi.stream((X, (X[:, 0] > 0).astype(np.int32)), 20), KEY, particles=40)
     np.testing.assert_allclose(state.log_weights, -np.log(40), rtol=1e-5)
 
 

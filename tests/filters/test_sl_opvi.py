@@ -6,8 +6,7 @@ import numpy as np
 import pytest
 
 import opvi
-from opvi.filters._pool import reweighted
-from opvi.filters._surrogates import Polynomial, count, fit, frame
+from opvi.filters.sl_opvi._surrogates import Polynomial, count, fit, frame
 from opvi.types import DivergedError
 from paper.mixture import exact_posterior, tracking_error
 
@@ -24,7 +23,7 @@ LINE = opvi.target(
     lambda key: jax.random.normal(key, (D,)),
 )
 HALF_LIFE = 40.0
-STORING = opvi.sl_opvi(LINE, example=(X, Y), memory_rows=14, half_life=HALF_LIFE)
+FORGETTING = opvi.sl_opvi(LINE, half_life=HALF_LIFE)
 ROUNDS = [16, 10, 16, 16, 3, 16, 16, 16, 16, 16, 16, 3]  # all padded to 16 rows: one program
 
 
@@ -54,22 +53,22 @@ def forgotten():
 @pytest.fixture(scope="module")
 def settled():
     """Trackers at the end of the stream."""
-    both = {(14, HALF_LIFE): STORING, (0, None): opvi.sl_opvi(LINE, memory_rows=0)}
-    return {name: opvi.run(algorithm, batches(), KEY, particles=N)[0] for name, algorithm in both.items()}
+    both = {HALF_LIFE: FORGETTING, None: opvi.sl_opvi(LINE)}
+    return {half_life: opvi.run(algorithm, batches(), KEY, particles=N)[0] for half_life, algorithm in both.items()}
 
 
-@pytest.mark.parametrize(("window", "half_life"), [(14, HALF_LIFE), (0, None)])
-def test_a_gaussian_posterior_is_exact(settled, window, half_life):
-    """Batches of 3 to 16 rows, larger than the window too. The flow is deterministic: no sampling error is allowed for,
+@pytest.mark.parametrize("half_life", [HALF_LIFE, None])
+def test_a_gaussian_posterior_is_exact(settled, half_life):
+    """Batches of 3 to 16 rows. The flow is deterministic: no sampling error is allowed for,
     only that of a kernel over 60 particles (covariance a little small)."""
-    z = whitened(settled[window, half_life].particles, np.ones(160) if half_life is None else forgotten())
+    z = whitened(settled[half_life].particles, np.ones(160) if half_life is None else forgotten())
     np.testing.assert_allclose(z.mean(0), 0, atol=0.02)
     np.testing.assert_allclose(np.cov(z.T), np.eye(D), atol=0.06)
 
 
 def test_forgetting_is_not_remembering(settled):
     """The two posteriors differ by far more than the tolerance above, so that the test can tell them apart."""
-    z = whitened(settled[14, HALF_LIFE].particles, np.ones(160))
+    z = whitened(settled[HALF_LIFE].particles, np.ones(160))
     assert np.trace(np.cov(z.T)) > 3
 
 
@@ -104,11 +103,6 @@ def test_gain_one_repels_by_one_half():
 
 
 @pytest.fixture(scope="module")
-def tracker(mixture, mixture_rows):
-    return opvi.sl_opvi(mixture, example=mixture_rows, memory_rows=16)
-
-
-@pytest.fixture(scope="module")
 def far_apart(mixture_rows):
     """Rows of two well separated components, and the exact posterior with its two modes."""
     rows = mixture_rows[:640] + np.where(np.arange(640) % 2, 1.5, -1.5).astype(np.float32)
@@ -116,28 +110,15 @@ def far_apart(mixture_rows):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("window", [16, 0])
-def test_both_modes_stay_with_their_weights(mixture, tracker, far_apart, window):
+def test_both_modes_stay_with_their_weights(mixture, far_apart):
     rows, exact = far_apart
-    algorithm = tracker if window else opvi.sl_opvi(mixture, memory_rows=0)
-    state, _ = opvi.run(algorithm, opvi.stream(rows, 16), KEY, particles=N)
+    state, _ = opvi.run(opvi.sl_opvi(mixture), opvi.stream(rows, 16), KEY, particles=N)
     particles = np.asarray(state.particles, float)
     gap = particles[:, 1]
     assert (np.abs(gap) > 1).all()  # nobody is lost in between
     # The share among 60 independent draws has a standard deviation of .064.
     assert abs((gap > 0).mean() - exact.mass[:, exact.gaps > 0].sum()) < 0.064
     assert tracking_error(particles, exact) < 0.26  # 60 independent exact draws are about as far away
-
-
-@pytest.mark.slow
-def test_growing_batches_keep_rows_and_no_padding(tracker, mixture_rows):
-    batches = [opvi.batch(mixture_rows[b : 2 * b], pad_to=16) for b in (1, 2, 4, 8)]
-    state, history = opvi.run(tracker, batches, KEY, particles=N)
-    assert history.info.finite.all()
-    assert np.sort(np.asarray(state.weight)).tolist() == [0.0] + [1.0] * 15  # nothing had to leave yet
-    assert set(np.asarray(state.kept).tolist()) == set(mixture_rows[1:16].tolist())
-    state, _ = tracker.step(KEY, state, opvi.batch(mixture_rows[16:32]))
-    assert np.isin(np.asarray(state.kept), mixture_rows[1:32]).all()
 
 
 def test_poison_leaves_everything_finite(settled):
@@ -147,9 +128,9 @@ def test_poison_leaves_everything_finite(settled):
         y = np.array(rounds[at].data[1])
         y[2] = poison
         rounds[at] = rounds[at]._replace(data=(rounds[at].data[0], y))
-    before = settled[14, HALF_LIFE]
+    before = settled[HALF_LIFE]
     with pytest.raises(DivergedError, match="the update of round 13") as told:
-        opvi.run(STORING, rounds, KEY, state=before)
+        opvi.run(FORGETTING, rounds, KEY, state=before)
     state, history = told.value.state, told.value.history
     assert all(np.isfinite(leaf).all() for leaf in jax.tree.leaves(state))
     assert history.info.finite[4]  # sound rows after the bad ones
@@ -157,12 +138,8 @@ def test_poison_leaves_everything_finite(settled):
 
 
 def test_settings_are_checked(mixture):
-    with pytest.raises(ValueError, match=r"`example` is missing.*memory_rows=0"):
-        opvi.sl_opvi(mixture)
-    with pytest.raises(ValueError, match="`memory_rows` is -1"):
-        opvi.sl_opvi(mixture, memory_rows=-1)
     with pytest.raises(ValueError, match=r"`half_life` is 0"):
-        opvi.sl_opvi(mixture, memory_rows=0, half_life=0)
+        opvi.sl_opvi(mixture, half_life=0)
     with pytest.raises(ValueError, match=r"`half_life` is -1"):
         opvi.gain_one(mixture, half_life=-1)
     with pytest.raises(ValueError, match=r"`substeps` is 0"):
@@ -188,14 +165,14 @@ def test_many_dimensions_stay_stable_and_near_the_mean():
     )
     precision = np.eye(d) + inputs.T @ inputs
     mean, sd = np.linalg.solve(precision, inputs.T @ outputs), np.sqrt(np.diag(np.linalg.inv(precision)))
-    algorithm = opvi.sl_opvi(target, example=(inputs, outputs), memory_rows=20, pace=opvi.filters.Pace(looks=20))
+    algorithm = opvi.sl_opvi(target, pace=opvi.filters.Pace(looks=20))
     state, _ = opvi.run(algorithm, opvi.stream((inputs, outputs), 100), KEY, particles=24)
     particles = np.asarray(state.particles, float)
     assert np.sqrt((((particles.mean(0) - mean) / sd) ** 2).mean()) < 0.1
     assert abs((particles.std(0) / sd).mean() - 1) < 0.15
 
 
-# --- what is left of rows that are gone -------------------------------------------------------
+# --- what is left of rows ----------------------------------------------------------------------
 
 
 def test_a_polynomial_moves_between_frames_unchanged():
@@ -217,18 +194,8 @@ def test_a_fit_finds_a_polynomial_and_what_is_none():
     assert float(jnp.abs(least_squares.residual(jnp.sin(3 * u[:, 0]))).max()) > 0.1
 
 
-def test_weights_take_over_what_leaves():
-    """A row that leaves is one of those that stay: its weight goes to its twin, and no weight turns negative."""
-    basis = jnp.asarray(np.random.default_rng(4).normal(size=(30, 5)), jnp.float32)
-    weight = jnp.array([1.0, 2.0, 1.0, 3.0, 0.0])
-    given = jax.jit(reweighted)
-    new = given(basis, weight, 2 * basis[:, 1])
-    np.testing.assert_allclose(new, weight + jnp.array([0.0, 2.0, 0.0, 0.0, 0.0]), atol=1e-2)
-    assert float(given(basis, weight, -5 * basis[:, 0]).min()) == 0
-
-
 @pytest.mark.slow
-def test_counts_with_steep_likelihoods_are_followed_without_stored_rows():
+def test_counts_with_steep_likelihoods_are_followed_by_a_polynomial():
     """100 particles are too few to fit 28 coefficients to: such a polynomial bends upwards, and they run away."""
     d, days = 6, 40
     rates = np.linspace(5.0, 50.0, d)
@@ -238,8 +205,8 @@ def test_counts_with_steep_likelihoods_are_followed_without_stored_rows():
         log_likelihood=lambda v, k: (k * v[None] - jnp.exp(v)[None]).sum(1),
         init=lambda key: 3 + jax.random.normal(key, (d,)),
     )
-    algorithm = opvi.sl_opvi(target, memory_rows=0)
-    with pytest.warns(UserWarning, match="40 of 40 rows are known by a surrogate"):
+    algorithm = opvi.sl_opvi(target)
+    with pytest.warns(UserWarning, match="40 rows are known by a polynomial alone"):
         state, history = opvi.run(algorithm, opvi.stream(counts, batch_size=2), 0, particles=100)
     assert history.info.finite.all()
     total = counts.sum(0)
@@ -252,7 +219,7 @@ def test_counts_with_steep_likelihoods_are_followed_without_stored_rows():
 
 
 @pytest.mark.slow
-def test_a_posterior_that_travels_far_is_followed_without_stored_rows():
+def test_a_posterior_that_travels_far_is_followed_by_a_polynomial():
     """Terms of high order, fitted to nothing but rounding errors, would collapse the particles by round 33."""
     target = opvi.target(
         log_prior=lambda v: -(v**2).sum() / 2,
@@ -262,7 +229,7 @@ def test_a_posterior_that_travels_far_is_followed_without_stored_rows():
     rounds = 50
     drift = np.repeat(0.1 * np.arange(rounds), 20)[:, None]
     rows = (np.random.default_rng(0).normal(size=(20 * rounds, 2)) * 2**0.5 + drift).astype(np.float32)
-    state, _ = opvi.run(opvi.sl_opvi(target, memory_rows=0), opvi.stream(rows, 20), 0, particles=100)
+    state, _ = opvi.run(opvi.sl_opvi(target), opvi.stream(rows, 20), 0, particles=100)
     precision = 1 + len(rows) / 2
     x = np.asarray(state.particles)
     np.testing.assert_allclose(x.std(0) * precision**0.5, 1, atol=0.03)

@@ -5,9 +5,9 @@ import jax.numpy as jnp
 import numpy as np
 from jax.scipy.stats import norm
 
-from opvi.filters import _moves
 from opvi.filters._straight import straight
-from opvi.filters._surrogates import frame
+from opvi.filters.sl_opvi import _trajectories
+from opvi.filters.sl_opvi._surrogates import frame
 
 KEY = jax.random.key(0)
 N, SPREAD = 400, 1.0
@@ -68,7 +68,7 @@ def test_chains_cross_a_funnel():
     x = [s, np.exp(s) * rng.normal(size=(N, 2)), np.exp(-s) * (1 + 0.1 * rng.normal(size=(N, 1)))]
     x = jnp.asarray(np.concatenate(x, 1), jnp.float32)
     same = jnp.full((N, N), 1 / N)
-    there = jax.jit(lambda x: _moves.moved(KEY, funnel, x, frame(x), 60, 8, same))(x)
+    there = jax.jit(lambda x: _trajectories.moved(KEY, funnel, x, frame(x), 60, 8, same))(x)
     s = np.asarray(there.places[:, :, 0])
     assert there.looks <= 3
     assert abs(s.mean()) < 5 * SPREAD / np.sqrt(N)

@@ -148,7 +148,7 @@ def test_every_posterior_has_a_model():
 
 @pytest.mark.slow
 def test_a_tracking_trial_measures_against_the_exact_posterior():
-    size = tracking.Size(rounds=6, particles=12, window=16)
+    size = tracking.Size(rounds=6, particles=12)
     target = opvi.gaussian_mixture()
     still = tracking.SETTINGS["B = 20"]
     record = tracking.mixture_trial(opvi.gain_one(target, substeps=1), still, size, 0)

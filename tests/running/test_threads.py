@@ -45,7 +45,9 @@ def trackers():
     yield "tracker", opvi.tracker(opvi.linear_regression(3)), regression
 
 
-@pytest.mark.parametrize("name", [name for name in CASES if name.split(",")[0] in ("kfac", "gauss_newton", "sl_opvi")])
+@pytest.mark.parametrize(
+    "name", [name for name in CASES if name.split(",")[0] in ("kfac", "gauss_newton", "ibis", "sl_opvi")]
+)
 @pytest.mark.parametrize("many", [False, True])
 def test_no_step_calls_lapack_for_a_batch(name, many):
     """Such calls of two threads can wait for each other for ever. Traced only: nothing is compiled."""
@@ -220,7 +222,8 @@ def test_a_forked_process_is_told(rows):
     samplers = (
         *(make(network, step=0.1) for make in (opvi.opvi, opvi.online_map, opvi.langevin)),
         *(make(network) for make in (opvi.gauss_newton, opvi.kfac)),
-        opvi.sl_opvi(network, memory_rows=0),
+        opvi.ibis(network),
+        opvi.sl_opvi(network),
         *(opvi.classifier(inputs, 2), opvi.linear_ekf(inputs, 2), opvi.regressor(inputs)),
         *(opvi.calibrated(bare, network), opvi.watched(bare), opvi.bank([bare, bare])),
         opvi.scale.sharded(bare, opvi.scale.mesh()),

@@ -1,7 +1,6 @@
 """The front door and what stands behind it: the choice, calibration by predicting first, replay, the watch."""
 
 import math
-from dataclasses import replace
 
 import jax
 import jax.numpy as jnp
@@ -18,17 +17,19 @@ OWN = opvi.target(lambda v: -(v**2).sum() / 2, lambda v, y: -((y - v[0]) ** 2) /
 @pytest.mark.parametrize(
     ("target", "options", "says"),
     [
-        (opvi.gaussian_mixture(), {}, "SL-OPVI, 100 particles, a window of 500 rows"),
-        (OWN, {}, "SL-OPVI, 100 particles, no stored rows (give `example`)"),
-        (OWN, {"example": np.zeros(1, np.float32)}, "a window of 500 rows"),
-        (OWN, {"example": np.zeros((3, 200, 200), np.float32)}, "a window of 25 rows"),
-        (opvi.linear_regression(2, noise=opvi.targets.Gamma()), {}, "a window of 500 rows"),
+        (opvi.gaussian_mixture(), {}, "IBIS, 512 particles, rows stored in up to 64 MB: the posterior of all rows"),
+        (OWN, {"memory": 2e6, "particles": 100}, "IBIS, 100 particles, rows stored in up to 2 MB"),
+        (OWN, {"memory": 0}, "SL-OPVI, 100 particles, no stored rows (`memory=0`)"),
+        (opvi.linear_regression(2, noise=opvi.targets.Gamma()), {}, "IBIS, 512 particles"),
+        (opvi.linear_regression(100), {}, "IBIS, 128 particles"),
+        (opvi.linear_regression(1000), {}, "Gauss–Newton"),
+        (opvi.mlp(3, (4,)), {}, "IBIS"),
         (opvi.mlp(8, (50,), prior_variance=None), {}, "full covariances: 501 parameters take 20 of 64 MB"),
         (opvi.mlp(8, (50,), prior_variance=None), {"budget": 5e6}, "blocks of"),
         (opvi.mlp(8, (50,), prior_variance=None), {"half_life": math.inf}, "nothing is forgotten"),
         (opvi.mlp(8, (50,), opvi.bernoulli()), {}, "nothing is forgotten"),
         (opvi.mlp(300, (40,), opvi.categorical(), outputs=3, prior_variance=None), {"budget": 1e6}, "KFAC"),
-        (opvi.mlp(8, (50,), prior_variance=opvi.targets.Gamma()), {}, "first-order OPVI"),
+        (opvi.mlp(8, (150,), prior_variance=opvi.targets.Gamma()), {}, "first-order OPVI"),
     ],
 )
 def test_the_choice_and_its_reason(target, options, says):
@@ -36,22 +37,16 @@ def test_the_choice_and_its_reason(target, options, says):
     assert says in tracker.about
     assert str(tracker) == tracker.about
     assert "\n" not in tracker.about
+    assert tracker.about.startswith("not the posterior:") == ("IBIS" not in says)
 
 
-@pytest.mark.slow
-def test_the_usual_window_takes_labels_of_any_kind():
-    """No example was given, so a 0 or 1 may come as any kind of number, and a pair as a list; all learn the same."""
+def test_labels_may_come_as_any_kind_of_number():
+    """By their types alone: a 0 or 1 of any kind is kept as those of the first batch are."""
     rng = np.random.default_rng(0)
     X, y = rng.normal(size=(20, 2)).astype(np.float32), rng.integers(0, 2, 20)
     sampler = opvi.tracker(opvi.logistic_regression(2), particles=10)
-    sampler = replace(sampler, pace=opvi.filters.Pace(steps=2, looks=2))
-    start, learnt = sampler.init(KEY), []
-    for data in ((X, y.astype(np.int32)), (X, y.astype(np.int64)), (X, y.astype(np.float32))):
-        state, _ = sampler.step(KEY, start, opvi.batch(data))
-        learnt.append(np.asarray(state.particles))
-        assert int((state.weight > 0).sum()) == 20
-        np.testing.assert_allclose(learnt[-1], learnt[0], rtol=1e-5)
-    for data in ((X, y.astype(bool)), [X, y]):  # by their types alone: kept as the others are
+    start = sampler.make_room(sampler.init(KEY), opvi.batch((X, y.astype(np.int32))))
+    for data in ((X, y.astype(np.int64)), (X, y.astype(np.float32)), (X, y.astype(bool))):
         kept, _ = jax.eval_shape(sampler.step, KEY, start, opvi.batch(data))
         assert jax.tree.map(lambda a: (a.shape, a.dtype), kept) == jax.tree.map(lambda a: (a.shape, a.dtype), start)
 
@@ -72,9 +67,9 @@ def test_equal_settings_are_equal():
 
 
 def test_wrong_orders_are_refused():
-    target = opvi.mlp(8, (50,), prior_variance=opvi.targets.Gamma())
-    with pytest.raises(ValueError, match="`memory_rows` is 100, but .* give `example`"):
-        opvi.tracker(target, memory_rows=100)
+    target = opvi.mlp(8, (150,), prior_variance=opvi.targets.Gamma())
+    with pytest.raises(ValueError, match="`memory` is -1, but must be a number of bytes of at least 0"):
+        opvi.tracker(target, memory=-1)
     with pytest.raises(ValueError, match="`half_life` is 50"):
         opvi.tracker(target, half_life=50)
     with pytest.raises(TypeError, match="`target` is a int, but a tracker needs an `opvi.Target`"):
@@ -92,7 +87,7 @@ def test_rows_unlike_the_example_are_refused():
     target = opvi.logistic_regression(2)
     X, y = np.zeros((4, 2), np.float32), np.zeros(4, np.int32)
     keepers = (
-        opvi.sl_opvi(target, example=X, memory_rows=5),
+        opvi.ibis(target, example=(X[:, :1], y)),
         opvi.replay(opvi.svgd(target, step=1e-3), (X[:, :1], y)),
     )
     for algorithm in keepers:

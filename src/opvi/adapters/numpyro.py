@@ -24,6 +24,11 @@ class NumPyroTarget(Target):
 
     program: Program = field(kw_only=True)
 
+    @property
+    def axes(self) -> dict[str, tuple[str, ...]]:
+        """Names of the axes of every site: those of its plates."""
+        return dict(zip(self.program.names, self.program.axes, strict=True))
+
     def constrain(self, particles: Particles) -> dict[str, Array]:
         """Return latent and deterministic sites at every particle, in the model's own units: name -> `[n, ...]`.
 
@@ -50,8 +55,8 @@ class NumPyroTarget(Target):
         particles = jnp.asarray(particles)
         if particles.ndim != 2 or particles.shape[1] != self.dim:
             raise ValueError(
-                f"`particles` has shape {particles.shape}, but this target has {self.dim} parameters: give "
-                f"`state.particles`, a matrix of shape (n, {self.dim})."
+                f"`particles` has shape {particles.shape}, but this target has {self.dim} parameters, so a matrix of "
+                f"shape (n, {self.dim}) is needed, e.g. `sampler.draws(state, key, n)`."
             )
         return jax.vmap(self.unravel)(particles)
 

@@ -1,4 +1,4 @@
-"""Second-order samplers: particles that remember the past as curvature."""
+"""Samplers that remember the past: as rows, as a polynomial, or as curvature."""
 
 from opvi.filters._covariance import Covariance as Covariance
 from opvi.filters._diagnosis import Diagnosis as Diagnosis
@@ -24,8 +24,11 @@ from opvi.filters._linear_ekf import LinearState as LinearState
 from opvi.filters._linear_ekf import linear_ekf as linear_ekf
 from opvi.filters._looking import AdaptiveNoise as AdaptiveNoise
 from opvi.filters._merging import merge as merge
-from opvi.filters._sl_opvi import SLOPVI as SLOPVI
-from opvi.filters._sl_opvi import LinearisedState as LinearisedState
-from opvi.filters._sl_opvi import sl_opvi as sl_opvi
-from opvi.filters._whitening import Pace as Pace
 from opvi.filters._withdrawing import withdraw as withdraw
+from opvi.filters.ibis import IBIS as IBIS
+from opvi.filters.ibis import IBISState as IBISState
+from opvi.filters.ibis import ibis as ibis
+from opvi.filters.sl_opvi import SLOPVI as SLOPVI
+from opvi.filters.sl_opvi import Pace as Pace
+from opvi.filters.sl_opvi import SLOPVIState as SLOPVIState
+from opvi.filters.sl_opvi import sl_opvi as sl_opvi

@@ -33,12 +33,15 @@ class Evidence(NamedTuple):
     error: float  # its standard error
 
 
-def ratios(key: Key, log_density: Callable[[Array], Array], draws: Particles) -> tuple[Ratios, Ratios]:
+def ratios(
+    key: Key, log_density: Callable[[Array], Array], values: Callable[[Particles], Array], draws: Particles
+) -> tuple[Ratios, Ratios]:
     """Return the ratios of each half of the draws to a Gaussian that is fitted to the other half.
 
     Args:
         key: the key for draws of the Gaussians.
-        log_density: the log density of one point, not normalised.
+        log_density: about the log density of one point, whose curvature says where the Gaussian bends.
+        values: the log densities of points `[n, d]`, not normalised.
         draws: `[2, n, d]`.
     """
 
@@ -46,17 +49,16 @@ def ratios(key: Key, log_density: Callable[[Array], Array], draws: Particles) ->
         key, fitted, others = given
         to = straight(log_density, fitted)
         u = jax.random.normal(key, others.shape, others.dtype)
-        proposed = jax.vmap(lambda v: _ratio(log_density, to, v))
-        return Ratios(proposed(jax.vmap(to.into)(others)), proposed(u))
+        return Ratios(_ratios(values, to, jax.vmap(to.into)(others)), _ratios(values, to, u))
 
     found = jax.lax.map(of, (jax.random.split(key, 2), draws, draws[::-1]))
     return jax.tree.map(lambda a: a[0], found), jax.tree.map(lambda a: a[1], found)
 
 
-def _ratio(log_density: Callable[[Array], Array], to: Straight, u: Array) -> Array:
-    x, volume = to.out(u)
+def _ratios(values: Callable[[Particles], Array], to: Straight, u: Array) -> Array:
+    x, volume = jax.vmap(to.out)(u)
     volume += jnp.log(to.size).sum() + jnp.log(to.scale).sum()
-    return log_density(x) + volume + (u**2).sum() / 2 + len(u) * math.log(2 * math.pi) / 2
+    return values(x) + volume + (u**2).sum(1) / 2 + u.shape[1] * math.log(2 * math.pi) / 2
 
 
 def bridged(found: Ratios) -> Evidence:

@@ -5,14 +5,16 @@ from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from opvi._factors import cholesky, eigenvectors
 from opvi._steps import StepInfo, TargetSampler, compiled, keep_if_finite, predicted_rows, root_mean_square, tick
 from opvi.filters._covariance import exactly
-from opvi.filters._surrogates import positive
-from opvi.filters._whitening import some
+from opvi.filters.sl_opvi._stein_flow import some
+from opvi.filters.sl_opvi._surrogates import positive
 from opvi.flows.kernels import centred, squared_distances
 from opvi.targets import Target, cast, check_batch
+from opvi.targets._prior import draw_gaussian, gaussian_prior
 from opvi.types import Array, Batch, Key, Particles, Start
 
 FLAT = 1e-6  # a prior's smallest precision, as a share of the starting particles'
@@ -41,6 +43,9 @@ class GainOne(TargetSampler):
     def init(self, key: Key, particles: Start = None) -> GainOneState:
         """Return the state before any row."""
         x = self.drawn(key, particles, at_least=2)
+        gaussian = gaussian_prior(self.target)
+        if gaussian is not None and (particles is None or isinstance(particles, int | np.integer)):
+            x = draw_gaussian(gaussian, key, len(x), x.dtype)
         zero = jnp.zeros((), jnp.int32)
         variance = jnp.var(x, 0)
         floor = FLAT / jnp.where(variance > 0, variance, 1)
@@ -86,7 +91,7 @@ def gain_one(
     $$\lambda_t = 1 - (1 - \sqrt{1 - g_t})/\varepsilon_t \approx 1 - g_t/(2 \varepsilon_t),$$
 
     one half. It is used here as a matrix, so that on a conjugate Gaussian model mean and covariance are exact, if
-    the particles start as draws of the prior.
+    the particles start as draws of the prior. Where the prior is Gaussian, they do, unless you give them.
 
     Args:
         target: a target with up to a few hundred parameters.

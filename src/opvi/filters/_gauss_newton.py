@@ -13,7 +13,6 @@ from opvi._steps import (
     Clock,
     StepInfo,
     TargetSampler,
-    checked_count,
     compiled,
     mean_over,
     predicted_rows,
@@ -24,13 +23,14 @@ from opvi._steps import (
 from opvi.filters import _covariance as covariance
 from opvi.filters import _kalman as kalman
 from opvi.filters._covariance import Blocks, Covariance, exactly, within
+from opvi.filters._gauss_newton_report import Diagnosis, diagnose
 from opvi.filters._looking import AdaptiveNoise, Seen, believed, held_back, look
 from opvi.filters._prior import GaussianPrior, distribution, gaussian_prior, jacobian, linear_outputs
 from opvi.filters._robust import checked_robust
 from opvi.filters._spread import averaged, spread_out
 from opvi.predictive import Distribution, Predictive
 from opvi.targets import Target, cast, check_batch
-from opvi.types import Array, Batch, Key, Particles, Predicted, Scalar, Schedule, Start, State, Tree, at_round
+from opvi.types import Array, Batch, Key, Particles, Predicted, Scalar, Schedule, Seed, Start, State, Tree, at_round
 
 SMALLEST_SHARE = 1e-12  # of a prior's variance: a smaller one of a linear model is rounding error
 ROWS = 32  # whose class probabilities are averaged at once: their derivatives take much more room than they do
@@ -132,9 +132,22 @@ class GaussNewton(TargetSampler):
         """Return `state.log_evidence`, log p(rows so far); with a half-life, the sum of log predictive densities."""
         return float(state.log_evidence)
 
-    def draws(self, state: State, key: Key, n: int) -> Particles:
-        """Return n draws from the posterior: pick a particle, then draw from its covariance."""
-        return _draws(self, state, key, checked_count(n))
+    def _draws(self, state: GaussNewtonState, key: Key, n: int) -> Particles:  # type: ignore[override]
+        """Return n draws: pick a particle, then draw from its covariance."""
+        return _draws(self, state, key, n)
+
+    def diagnosis(self, state: GaussNewtonState, key: Seed = 0) -> Diagnosis:
+        """Return what is known of how far draws are from the posterior; nothing in it is random."""
+        blocks = _blocks(self, state.particles)
+        adapts = (
+            None
+            if self.eased and self.target.architecture is not None and len(self.target.architecture.mlp.shapes) == 1
+            else self.noise
+        )
+        variance = blocks.scatter(covariance.variances(state.past))
+        whole = len(blocks.order) == 1
+        x, rows = state.particles, int(state.rows)
+        return diagnose(self.target, adapts, self.robust is None, whole, x, variance, state.error, rows)
 
     @exactly
     def predict(self, state: State, x: Tree) -> Predictive:

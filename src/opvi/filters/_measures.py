@@ -1,62 +1,8 @@
-"""What draws say about themselves: weights that leave a row out, Stein's identity, predictions of rows."""
+"""Whether draws have the density that they should be from: Stein's identity."""
 
 import math
-from typing import NamedTuple
 
 import numpy as np
-
-from opvi.types import Array
-
-
-class AtDraws(NamedTuple):
-    """The density that is tracked, and the rows that are stored, as draws see them."""
-
-    score: Array  # [n, d]
-    rows: Array | None  # [n, memory_rows]: log likelihoods of the rows stored; None where none are
-    below: Array | None  # [memory_rows]: P(Y ≤ y); None where there is no such thing
-    stored: Array | None  # [memory_rows]: whether there is a row
-
-
-SUSPECTS = 16  # rows whose log likelihoods vary most over draws: the others' weights have no longer tails
-STRENGTH = 10  # draws that the prior of a tail's shape counts as
-
-
-def measured(draws: Array, there: AtDraws) -> dict[str, float]:
-    """Return Stein's discrepancy, the largest Pareto k of a row stored, and how uneven predictions of rows are."""
-    found = {"stein": stein_discrepancy(np.asarray(draws, float), np.asarray(there.score, float))}
-    stored = np.asarray(there.stored) if there.stored is not None else np.zeros(0, bool)
-    if there.rows is not None and stored.any():
-        rows = np.asarray(there.rows, float)[:, stored]
-        rows = rows[:, np.argsort(-rows.var(0), kind="stable")[:SUSPECTS]]
-        found["pareto"] = float(pareto_k(-rows).max()) if np.isfinite(rows).all() else math.nan
-    if there.below is not None and stored.any():
-        found["uneven"] = uneven(np.asarray(there.below, float)[stored])
-    return found
-
-
-def pareto_k(log_weights: np.ndarray) -> np.ndarray:
-    """Return the shapes of generalised Pareto distributions fitted to the largest weights (Zhang, Stephens, 2009).
-
-    Args:
-        log_weights: `[n, m]`, of m sets of weights.
-
-    Returns:
-        `[m]`; -inf for weights that are all the same.
-    """
-    log_weights = np.sort(np.asarray(log_weights, float), axis=0)
-    n = len(log_weights)
-    tail = int(min(0.2 * n, 3 * np.sqrt(n)))
-    x = np.exp(log_weights[-tail:] - log_weights[-1]) - np.exp(log_weights[-tail - 1] - log_weights[-1])
-    uneven = (x[-1] > 0) & (x[int(tail / 4 + 0.5) - 1] > 0)
-    x = np.where(uneven, x, np.arange(1, tail + 1)[:, None] / tail)  # [tail, m]
-    m = 30 + int(np.sqrt(tail))
-    theta = 1 / x[-1] + (1 - np.sqrt(m / (np.arange(1, m + 1) - 0.5)))[:, None] / (3 * x[int(tail / 4 + 0.5) - 1])
-    k = np.log1p(-theta[:, None] * x).mean(1)
-    profile = tail * (np.log(-theta / k) - k - 1)
-    weight = 1 / np.exp(np.minimum(profile[None] - profile[:, None], 700)).sum(1)
-    k = np.log1p(-(theta * weight).sum(0) * x).mean(0)
-    # A weak prior around 1/2, as in Pareto-smoothed importance sampling.
-    return np.where(uneven, (tail * k + STRENGTH / 2) / (tail + STRENGTH), -np.inf)
 
 
 def stein_discrepancy(x: np.ndarray, score: np.ndarray) -> float:
@@ -80,10 +26,3 @@ def stein_discrepancy(x: np.ndarray, score: np.ndarray) -> float:
     k = (score @ score.T + (apart + d - 3 * (base - 1) / base) / base) / np.sqrt(base)
     pairs = k[~np.eye(n, dtype=bool)]
     return float(pairs.mean() / max(pairs.std(), np.finfo(float).tiny) * np.sqrt(n * (n - 1) / 2))
-
-
-def uneven(pit: np.ndarray) -> float:
-    """Return how far probability integral transforms are from uniform: Kolmogorov's distance times √rows."""
-    pit = np.sort(pit)
-    rank = np.arange(len(pit) + 1) / len(pit)
-    return float(max((rank[1:] - pit).max(), (pit - rank[:-1]).max()) * np.sqrt(len(pit)))

@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 from jax.scipy.special import betainc, gammaincc, gammaln, xlogy
 
-from opvi.types import Array, Key
+from opvi.types import Array, Seed, as_key
 
 
 class Poisson(NamedTuple):
@@ -38,9 +38,9 @@ class Poisson(NamedTuple):
         y, rate = jnp.broadcast_arrays(jnp.floor(y), self.mean)
         return jnp.where(y < 0, 0, gammaincc(jnp.maximum(y, 0) + 1, rate))
 
-    def sample(self, key: Key) -> Array:
+    def sample(self, key: Seed) -> Array:
         """Return one draw of y per row."""
-        return jax.random.poisson(key, self.mean)
+        return jax.random.poisson(as_key(key), self.mean)
 
 
 class NegativeBinomial(NamedTuple):
@@ -76,9 +76,9 @@ class NegativeBinomial(NamedTuple):
         y, c, m = jnp.broadcast_arrays(jnp.floor(y), self.concentration, self.mean)
         return jnp.where(y < 0, 0, betainc(c, jnp.maximum(y, 0) + 1, c / (c + m)))
 
-    def sample(self, key: Key) -> Array:
+    def sample(self, key: Seed) -> Array:
         """Return one draw of y per row."""
-        one, two = jax.random.split(key)
+        one, two = jax.random.split(as_key(key))
         rate = jax.random.gamma(one, self.concentration, self.mean.shape, self.mean.dtype)
         return jax.random.poisson(two, rate * self.mean / self.concentration)
 

@@ -14,7 +14,7 @@ from jax.scipy.special import betainc, gammaln
 from jax.scipy.stats import norm
 
 from opvi.predictive._counts import NegativeBinomial, Poisson
-from opvi.types import Array, Key
+from opvi.types import Array, Seed, as_key
 
 
 class Normal(NamedTuple):
@@ -35,9 +35,9 @@ class Normal(NamedTuple):
         """Return P(Y ≤ y), row by row."""
         return norm.cdf((y - self.mean) / jnp.sqrt(self.variance))
 
-    def sample(self, key: Key) -> Array:
+    def sample(self, key: Seed) -> Array:
         """Return one draw of y per row."""
-        noise = jax.random.normal(key, self.mean.shape, self.mean.dtype)
+        noise = jax.random.normal(as_key(key), self.mean.shape, self.mean.dtype)
         return self.mean + jnp.sqrt(self.variance) * noise
 
 
@@ -93,9 +93,9 @@ class StudentT(NamedTuple):
             tails = jax.lax.cond(short, _even_cdf, _any_cdf, z, jnp.broadcast_to(nu, z.shape))
         return jnp.where(self._normal(), jax.lax.erfc(-math.sqrt(0.5) * z) / 2, tails)
 
-    def sample(self, key: Key) -> Array:
+    def sample(self, key: Seed) -> Array:
         """Return one draw of y per row."""
-        one, two = jax.random.split(key)
+        one, two = jax.random.split(as_key(key))
         z = jax.random.normal(one, self.mean.shape, self.mean.dtype)
         _, scale, nu = self._standard(self.mean)
         chi_square = 2 * jax.random.gamma(two, nu / 2, self.mean.shape, self.mean.dtype)
@@ -147,9 +147,9 @@ class Bernoulli(NamedTuple):
         """Return log probabilities of the classes, on a last axis."""
         return jnp.stack([jax.nn.log_sigmoid(-self.logit), jax.nn.log_sigmoid(self.logit)], -1)
 
-    def sample(self, key: Key) -> Array:
+    def sample(self, key: Seed) -> Array:
         """Return one draw of y per row."""
-        return jax.random.bernoulli(key, jax.nn.sigmoid(self.logit)).astype(jnp.int32)
+        return jax.random.bernoulli(as_key(key), jax.nn.sigmoid(self.logit)).astype(jnp.int32)
 
 
 class Categorical(NamedTuple):
@@ -178,9 +178,9 @@ class Categorical(NamedTuple):
         """Return log probabilities of the classes, on a last axis."""
         return jax.nn.log_softmax(self.logits, -1)
 
-    def sample(self, key: Key) -> Array:
+    def sample(self, key: Seed) -> Array:
         """Return one draw of y per row."""
-        return jax.random.categorical(key, self.logits)
+        return jax.random.categorical(as_key(key), self.logits)
 
 
 Distribution = Normal | StudentT | Poisson | NegativeBinomial | Bernoulli | Categorical  # what a head makes of outputs

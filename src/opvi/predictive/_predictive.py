@@ -12,7 +12,7 @@ from jax.scipy.special import logsumexp
 from opvi._forks import refuse_forked
 from opvi.predictive._counts import NegativeBinomial, Poisson
 from opvi.predictive._distributions import Bernoulli, Categorical, Classes, Distribution, Numeric, StudentT
-from opvi.types import Array, ArrayLike, Key, Params, Particles, Scalar, Tree
+from opvi.types import Array, ArrayLike, Params, Particles, Scalar, Seed, Tree, as_key
 
 QUANTILE_STEPS = {4: 30, 8: 60}  # halvings of the bracket, by the bytes of a number: more than it has digits
 
@@ -149,9 +149,9 @@ class Predictive(NamedTuple):
         """Return the most probable class of each row."""
         return self.log_probabilities().argmax(-1)
 
-    def sample(self, key: Key, draws: int) -> Array:
+    def sample(self, key: Seed, draws: int) -> Array:
         """Return draws of y at every row, `[draws, B]`, each from a particle picked at random by its weight."""
-        pick, noise = jax.random.split(key)
+        pick, noise = jax.random.split(as_key(key))
         if self.temperature is not None:
             logits = self.log_probabilities()
             return jax.random.categorical(noise, logits, shape=(draws, len(logits)))
@@ -201,7 +201,7 @@ def predict(target: PredictsRows, particles: Particles, x: Tree) -> Predictive:
 
     Args:
         target: one with `predict`: every ready-made regression and classification model has it.
-        particles: `state.particles`.
+        particles: `[n, d]`, such as the draws in `sampler.posterior(state).matrix`.
         x: inputs with a leading axis of rows, as the model takes them.
     """
     refuse_forked()

@@ -388,11 +388,20 @@ def shaped(tree: Tree, like: Tree, path: str = "", exact: bool = False) -> Tree:
             raise CheckpointError(f"`{_below(path, odd[0])}` {side}. {other}")
         made = {name: shaped(tree[name], entries.get(name), _below(path, name), exact) for name in tree}
         return made if isinstance(like, dict) else type(like)(**made)
+    if isinstance(like, tuple) and not like and not hasattr(like, "_fields") and isinstance(tree, list | dict):
+        return _grown(tree)  # rows in a form that only their first batch had
     if isinstance(like, list | tuple):
         if not isinstance(tree, list) or len(tree) != len(like):
             raise CheckpointError(f"{where} is {_kind(tree)}, but a list of {len(like)} entries is expected.")
         return type(like)(shaped(tree[i], part, _below(path, i), True) for i, part in enumerate(like))
     return _leaf(tree, like, where)
+
+
+def _grown(tree: Tree) -> Tree:
+    """Return what was saved with tuples in place of lists, on the device."""
+    if isinstance(tree, dict):
+        return {name: _grown(part) for name, part in tree.items()}
+    return tuple(_grown(part) for part in tree) if isinstance(tree, list) else jax.device_put(tree)
 
 
 def _leaf(found: Any, like: Any, where: str) -> Any:
@@ -405,7 +414,10 @@ def _leaf(found: Any, like: Any, where: str) -> Any:
                 "loading: `jax.config.update('jax_enable_x64', True)`."
             )
         fits = fits and found.dtype == like.dtype and found.ndim == like.ndim
-        if not fits or (found.shape != like.shape and not isinstance(like, np.ndarray)):  # NumPy's may grow
+        grows = isinstance(like, np.ndarray) or like.shape[:1] == (
+            0,
+        )  # NumPy's arrays, and room that was empty at first
+        if not fits or (found.shape != like.shape and not grows):
             raise CheckpointError(f"{where} is {_kind(found)}, but {_kind(like)} is expected.")
         return jax.device_put(found) if on_device else found  # nothing is compiled, as `jnp.asarray` would
     if not (isinstance(found, type(like)) or (isinstance(like, int | float) and isinstance(found, int | float))):

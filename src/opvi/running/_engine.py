@@ -20,7 +20,7 @@ from opvi.running._learners import one_learner, without_mark
 from opvi.running._plain import from_plain, plainly
 from opvi.running._programs import keep_programs
 from opvi.running._rows import as_rows, cut, joined, row_count, size_of, taken, weights, with_room
-from opvi.types import Array, ArrayLike, Batch, Data, Info, Key, Sampler, Seed, State, Tree, as_key
+from opvi.types import Array, ArrayLike, Batch, Data, Info, Key, Sampler, Seed, State, StoresRows, Tree, as_key
 
 CHUNK_BYTES = 1 << 24  # of batches held at once
 CHUNK_ROUNDS = 64  # at most; fewer are in room for as many, and the program stops after them
@@ -48,6 +48,11 @@ def one_round(
     state, info = sampler.step(key, before, batch)
     watched = [watcher(before, state, batch) for watcher in watchers]
     return state, (info, record(state, info, batch) if record else None, watched)
+
+
+def make_room(sampler: Sampler, state: Tree, batch: Batch, rounds: int) -> Tree:
+    """Return the state with room for so many batches of a shape, if the sampler stores rows."""
+    return sampler.make_room(state, batch, rounds) if isinstance(sampler, StoresRows) else state
 
 
 def _relearnt(sampler: Any, key: Key, state: Tree, batch: Batch) -> tuple[Tree, None]:
@@ -86,9 +91,6 @@ def advanced(
     return looped(partial(one_round, sampler, record, watchers, key), state, batches, count)
 
 
-advance = jax.jit(advanced, static_argnums=(0, 1, 2))
-
-
 def again(sampler: Sampler, key: Key, state: Tree, batches: Batch, count: Array) -> Tree:
     """Learn the first `count` of the stacked batches again; return the state."""
     return looped(partial(_relearnt, sampler, key), state, batches, count)[0]
@@ -124,9 +126,16 @@ def told(
 
 
 @cache
-def program(function: Callable[..., Tree], settings: int, quick: bool, in_place: int | None = None) -> Program:
+def program(
+    function: Callable[..., Tree],
+    settings: int,
+    quick: bool,
+    in_place: int | None = None,
+    inner_loops: bool = False,
+) -> Program:
     """Compile a function whose first arguments are settings, as the engine does; one argument may be overwritten."""
-    return Program(function, settings, compiler_options(quick, function in (answer, foreseen, told)), in_place)
+    options = compiler_options(quick, function in (answer, foreseen, told), inner_loops=inner_loops)
+    return Program(function, settings, options, in_place)
 
 
 class Fed(NamedTuple):
@@ -230,11 +239,14 @@ class Engine:
         """Learn stacked batches `[rounds, rows, ...]`; return the sampler's Info, leaves `[rounds, ...]`."""
         state, infos = self.state, []
         chunks = list(self._chunks(batches))
-        where = (4,) if self.in_place else ()
-        learners = {quick: program(advanced, 3, quick, *where) for _, _, quick in chunks}
+        where = 4 if self.in_place else None
+        learners = {
+            quick: program(advanced, 3, quick, where, isinstance(self.sampler, StoresRows)) for _, _, quick in chunks
+        }
         with one_blas_thread():
             for chunk, count, quick in chunks:
                 learn = learners[quick]
+                state = make_room(self.sampler, state, jax.tree.map(lambda leaf: leaf[0], chunk), count)
                 state, (info, _, _) = learn(self.sampler, None, (), self.key, state, chunk, np.int32(count))
                 self._state = state if self.in_place else self._state  # the old one is gone
                 infos.append((info, count))

@@ -17,12 +17,12 @@ from opvi._cpu import one_blas_thread
 from opvi._forks import refuse_forked
 from opvi.flows.schedules import BatchRule, within_budget
 from opvi.running._cursor import Trail
-from opvi.running._engine import CHUNK_ROUNDS, Record, advance, one_round
+from opvi.running._engine import CHUNK_ROUNDS, Record, advanced, make_room, one_round, program
 from opvi.running._progress import Progress
 from opvi.running._rows import as_rows, joined, padded, row_count, size_of, taken
 from opvi.running._saving import SAVE_EVERY, Checkpoints, Saver
 from opvi.running._stream import stream as make_stream
-from opvi.types import Batch, Data, DivergedError, Key, Sampler, Seed, Start, Tree, as_key
+from opvi.types import Batch, Data, DivergedError, Key, Sampler, Seed, Start, StoresRows, Tree, as_key
 
 CHUNK_BYTES = 1 << 24  # of batches and of recorded values held at once
 
@@ -140,18 +140,21 @@ def _over(
         )
     watchers = {name: callback.record for name, callback in callbacks.items() if hasattr(callback, "record")}
     loop = (sampler, record, tuple(watchers.values()), key)
-    kept = size_of(jax.eval_shape(partial(one_round, *loop), state, head)[1]) if record or watchers else 0
+    roomy = make_room(sampler, state, head, 1)
+    kept = size_of(jax.eval_shape(partial(one_round, *loop), roomy, head)[1]) if record or watchers else 0
 
     def room(batch: Batch) -> int:
         """Return how many rounds of this shape are held at once."""
         return max(1, min(CHUNK_ROUNDS, every or CHUNK_ROUNDS, CHUNK_BYTES // max(size_of(batch), kept, 1)))
 
+    advance = program(advanced, 3, False, None, isinstance(sampler, StoresRows))
     log = _Log(int(state.round), callbacks, every, partial(_odd_label, sampler, state))
     first_rows = int(state.rows)
     try:
         for chunk in _chunks(itertools.chain([head], source), room, log.first, every):
             stacked = as_rows(jax.tree.map(lambda *leaves: np.stack(leaves), *chunk), state.particles.dtype)
             batches = place(padded(stacked, room(chunk[0])))  # rounds past the last are never read
+            state = make_room(sampler, state, chunk[0], len(chunk))
             trail = saver.trail.after(chunk) if saver else Trail()
             state, (info, *out) = advance(*loop, state, batches, np.int32(len(chunk)))
             if saver:  # no signal is taken between here and the state above

@@ -22,12 +22,12 @@ from opvi.targets._networks import logistic_regression as logistic_regression
 from opvi.targets._networks import mlp as mlp
 from opvi.targets._networks import network as network
 from opvi.targets._networks import softmax_regression as softmax_regression
+from opvi.targets._starting import as_particles as as_particles
+from opvi.targets._starting import draw as draw
 from opvi.targets._target import Architecture as Architecture
 from opvi.targets._target import Scored as Scored
 from opvi.targets._target import Target as Target
-from opvi.targets._target import as_particles as as_particles
 from opvi.targets._target import cast as cast
 from opvi.targets._target import check_batch as check_batch
-from opvi.targets._target import draw as draw
 from opvi.targets._target import score as score
 from opvi.targets._target import target as target

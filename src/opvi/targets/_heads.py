@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 
 from opvi.predictive import Bernoulli, Categorical, Distribution, NegativeBinomial, Normal, Poisson, StudentT
-from opvi.types import Array, Key
+from opvi.types import Array, Seed, as_key
 
 
 @dataclass(frozen=True)
@@ -22,9 +22,9 @@ class Gamma:
         """Return the density of the logarithm, Jacobian included, up to a constant."""
         return self.shape * log_precision - self.rate * jnp.exp(log_precision)
 
-    def sample_log(self, key: Key) -> Array:
+    def sample_log(self, key: Seed) -> Array:
         """Return the logarithm of a draw."""
-        return jnp.log(jax.random.gamma(key, self.shape)) - math.log(self.rate)
+        return jnp.log(jax.random.gamma(as_key(key), self.shape)) - math.log(self.rate)
 
 
 @dataclass(frozen=True)

@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from opvi.targets._target import Method, Target, target
-from opvi.types import Array, DType, Key
+from opvi.types import Array, DType, Key, Seed, as_key
 
 
 def gaussian_mixture(variance: float = 2.0, prior_variance: tuple[float, float] = (10.0, 1.0)) -> Target:
@@ -56,9 +56,9 @@ class _Mixture:
         return np.sqrt(np.asarray(self.prior_variance)).astype(dtype)
 
 
-def sample_mixture(key: Key, rows: int, theta: tuple[float, float] = (0.0, 1.0), variance: float = 2.0) -> Array:
+def sample_mixture(key: Seed, rows: int, theta: tuple[float, float] = (0.0, 1.0), variance: float = 2.0) -> Array:
     """Return rows drawn from the mixture at `theta`."""
-    component, spread = jax.random.split(key)
+    component, spread = jax.random.split(as_key(key))
     noise = jax.random.normal(spread, (rows,))
     second = jax.random.bernoulli(component, 0.5, (rows,)).astype(noise.dtype)
     return theta[0] + theta[1] * second + variance**0.5 * noise

@@ -13,9 +13,7 @@ import numpy as np
 from opvi.predictive import Distribution
 from opvi.targets._heads import Head
 from opvi.targets._mlp import MLP
-from opvi.types import Array, Batch, Data, DType, Key, Params, Particles, Seed, Start, Tree, as_key, shapes_of
-
-REDRAWS = 20  # times that starting particles are drawn before one is refused
+from opvi.types import Array, Batch, Data, DType, Key, Params, Particles, Tree, as_key, shapes_of
 
 
 class Architecture(NamedTuple):
@@ -80,6 +78,21 @@ class Target:
         """How many rows are worth keeping at most, if the model knows: few where each is a whole data set."""
         return getattr(getattr(self.log_likelihood, "of", None), "most_kept", None)
 
+    @property
+    def axes(self) -> dict[str, tuple[str, ...]]:
+        """Names of the axes of parameters, for those that have some."""
+        return {}
+
+    def constrain(self, particles: Particles) -> dict[str, Array]:
+        """Return the parameters at every particle by their names: name -> `[n, ...]`; a single array is `theta`."""
+        particles = jnp.asarray(particles)
+        if particles.ndim != 2 or particles.shape[1] != self.dim:
+            raise ValueError(
+                f"`particles` has shape {particles.shape}, but this target has {self.dim} parameters, so a matrix of "
+                f"shape (n, {self.dim}) is needed, e.g. `sampler.draws(state, key, n)`."
+            )
+        return named_leaves(jax.vmap(self.unravel)(particles), alone="theta")
+
     def ravel(self, params: Params) -> Array:
         """Return the parameters as a vector `[d]`."""
         return jnp.concatenate([jnp.ravel(leaf) for leaf in self.layout.structure.flatten_up_to(params)])
@@ -89,6 +102,13 @@ class Target:
         structure, shapes, ends = self.layout
         parts = jnp.split(vector, ends[:-1])
         return structure.unflatten([part.reshape(shape) for part, shape in zip(parts, shapes, strict=True)])
+
+
+def named_leaves(tree: Tree, prefix: str = "", *, alone: str) -> dict[str, Array]:
+    """Return the leaves of a pytree by their paths, such as `weights.0.bias`; `alone` names a single array."""
+    leaves, _ = jax.tree_util.tree_flatten_with_path(tree)
+    names = [jax.tree_util.keystr(path, simple=True, separator=".") for path, _ in leaves]
+    return {f"{prefix}{name}" if name else alone: leaf for name, (_, leaf) in zip(names, leaves, strict=True)}
 
 
 @dataclass(frozen=True, repr=False)
@@ -133,60 +153,6 @@ def target(
     made = Target(log_prior, log_likelihood, init, predict)
     made.layout  # noqa: B018  # refuse at once what `init` must not return
     return made
-
-
-def draw(target: Target, key: Seed, n: int) -> Particles:
-    """Return n starting particles as an `[n, d]` matrix; those that are not finite are drawn again."""
-    one = as_key(key)
-    x = _drawn(target, one, n)
-    if isinstance(x, jax.core.Tracer):
-        return x
-    for again in range(1, REDRAWS):
-        bad = ~np.isfinite(np.asarray(x)).all(1)
-        if not bad.any():
-            break
-        x = jnp.where(bad[:, None], _drawn(target, jax.random.fold_in(one, again), n), x)
-    return x
-
-
-def _drawn(target: Target, key: Key, n: int) -> Particles:
-    return jax.vmap(lambda k: target.ravel(target.init(k)))(jax.random.split(key, n))
-
-
-def as_particles(target: Target, key: Seed, particles: Start, *, at_least: int = 1) -> Particles:
-    """Return an `[n, d]` matrix from a count (drawn), a matrix, or a pytree stacked along a leading axis."""
-    if isinstance(particles, int | np.integer) and not isinstance(particles, bool):
-        x = draw(target, key, _enough(int(particles), at_least))
-    elif isinstance(particles, jax.Array | np.ndarray) and np.ndim(particles) == 2:
-        x = jnp.asarray(particles)
-    else:
-        try:
-            x = jax.vmap(target.ravel)(particles)
-        except Exception as error:
-            raise TypeError(
-                f"`particles` is a {type(particles).__name__}, but must be a count to draw, a matrix of shape "
-                f"(n, {target.dim}), or the target's parameters stacked along a leading axis. ({error})"
-            ) from error
-    _enough(len(x), at_least, x.shape)
-    if x.shape[1] != target.dim:
-        raise ValueError(
-            f"`particles` has shape {x.shape}, but this target has {target.dim} parameters, so a matrix of "
-            f"shape (n, {target.dim}) is needed. Draw one with `opvi.draw(target, key, n)`."
-        )
-    if not jnp.issubdtype(x.dtype, jnp.floating):
-        raise TypeError(f"`particles` has dtype {x.dtype}, but must be floating point: `particles.astype(float)`.")
-    if not isinstance(x, jax.core.Tracer) and not np.isfinite(x).all():  # a traced start has no values yet
-        raise ValueError("`particles` holds NaN or infinity; every starting particle must be finite.")
-    return x
-
-
-def _enough(n: int, at_least: int, shape: tuple[int, ...] | None = None) -> int:
-    if n < at_least:
-        got = f"has shape {shape}" if shape else f"is {n}"
-        why = "repulsion needs" if at_least > 1 else "a sampler needs"
-        remedy = " For a point estimate use `opvi.online_map`." if at_least > 1 else ""
-        raise ValueError(f"`particles` {got}, but {why} at least {at_least} rows.{remedy}")
-    return n
 
 
 def cast(batch: Batch, dtype: DType) -> Batch:

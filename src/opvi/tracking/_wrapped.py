@@ -89,6 +89,11 @@ class Wrapper(Unforked):
         return partial(_relearn, self.sampler.relearn)  # type: ignore[attr-defined]
 
     @property
+    def make_room(self) -> Callable[..., Wrapped]:
+        """Give a sampler that stores rows room for more. Missing, as an attribute, where the sampler stores none."""
+        return partial(_give_room, self.sampler.make_room)  # type: ignore[attr-defined]
+
+    @property
     def renews(self) -> bool:
         """Whether the sampler acts on jumps of the data by itself."""
         return getattr(self.sampler, "renews", False)
@@ -104,6 +109,10 @@ class Wrapper(Unforked):
 
 def _passed(method: Callable[..., object], state: Wrapped, *more: object) -> object:
     return method(state.inner, *more)
+
+
+def _give_room(make_room: Callable[..., State], state: Wrapped, batch: Batch, rounds: int = 1) -> Wrapped:
+    return state._replace(inner=make_room(state.inner, batch, rounds))
 
 
 def _relearn(relearn: Callable[[Key, State, Batch], State], key: Key, state: Wrapped, batch: Batch) -> Wrapped:

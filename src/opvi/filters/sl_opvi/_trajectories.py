@@ -11,7 +11,7 @@ import jax.numpy as jnp
 from opvi._steps import stand_ins
 from opvi.filters._covariance import exactly
 from opvi.filters._straight import Straight, linear, straight
-from opvi.filters._surrogates import Frame
+from opvi.filters.sl_opvi._surrogates import Frame
 from opvi.types import Array, Key, Particles, Scalar
 
 LEAPS = 8  # of a trajectory

@@ -1,4 +1,4 @@
-r"""What remains of dropped rows: their log likelihood as a polynomial around the particles."""
+r"""What remains of rows: their log likelihood as a polynomial around the particles."""
 
 import itertools
 import math
@@ -191,14 +191,10 @@ def positive(A: Array) -> Array:
 Surrogate = Polynomial | Quadratic
 
 
-def nothing(x: Particles, degree: int) -> Surrogate:
-    """Return the surrogate of no rows, of the kind that this many particles can support.
-
-    Args:
-        x: the particles.
-        degree: the largest degree wanted.
-    """
+def empty_surrogate(x: Particles) -> Surrogate:
+    """Return the surrogate of no rows, of the largest degree that this many particles can support."""
     n, d = x.shape
+    degree = LARGEST_DEGREE
     while degree > 2 and 3 * count(d, degree) > n:
         degree -= 2
     if degree == 2 and 4 * count(d, degree) > n:

@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 
 from opvi._factors import eigenvectors, solve
-from opvi.filters._modes import modes, resampled, reweighted
+from opvi.filters.sl_opvi._mode_weights import modes, resampled, reweighted
 from opvi.flows.kernels import centred, squared_distances
 from opvi.types import Array, Key, Particles, Scalar, Scores
 
