@@ -1335,6 +1335,27 @@ MUTANTS = [
         "outside = mean[usual:] + 0 * bound",
         "tests/tracking/test_stacking.py -k far_rows",
     ),
+    Mutant(
+        "checkpoints: one that cannot be read now is not there",
+        "src/opvi/running/_saving.py",
+        "                unread = unread or error\n",
+        "                pass\n",
+        "tests/running/test_checkpoint.py -k cannot_be_read_now",
+    ),
+    Mutant(
+        "requests: bodies that are not whole yet take any memory",
+        "src/opvi/app/serve/_guard.py",
+        '            if _coming["bytes"] > COMING:',
+        "            if False:",
+        "tests/app/test_serve.py -k whole_yet",
+    ),
+    Mutant(
+        "predictions: their file begins before a checkpoint knows it",
+        "src/opvi/app/learn/_telling.py",
+        "            os.ftruncate(self._file, self.position)\n            sync",
+        "            self.end()\n            sync",
+        "tests/app/test_telling.py -k could_not_save",
+    ),
 ]
 
 

@@ -11,11 +11,13 @@ from opvi.adapters._tables._jsonlines import WORDS, BadLineError, as_row, consta
 from opvi.adapters._tables._schema import Schema
 
 SHOWN_NAMES, SHOWN_NAME = 20, 60  # fields that are named in an answer, and their letters
-MOST_VALUES = 1 << 17  # in a message: to read as many takes a tenth of a second
+MOST_VALUES = 1 << 16  # in a message: to read as many takes a tenth of a second, in which nothing else is done
 
 
 class Number(str):
     """A number in JSON's format, with a decimal point, whatever the table's own format is."""
+
+    __slots__ = ()
 
 
 Row = dict[str, object]  # strings, numbers, truth values; a list or an object stands for itself

@@ -100,6 +100,8 @@ class Inference:
             raise BadLineError(f"an input has the shape {shown}, but [n] or [n, 1] is needed, n from 1 to {MOST_ROWS}")
         size = (tensor.get("parameters") or {}).get("binary_data_size")
         if size is None:
+            if type(tensor["data"]) is not list or len(tensor["data"]) != count:
+                raise BadLineError(f"an input of shape {shape} does not have {count} values")
             values = np.array(tensor["data"], object).ravel().tolist()
             values = [_plain(value) for value in values]
         else:
