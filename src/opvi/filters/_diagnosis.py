@@ -18,7 +18,7 @@ class Diagnosis(Protocol):
 
     @property
     def right(self) -> bool:
-        """Whether nothing is wrong."""
+        """Whether nothing is wrong with the draws; there may be concerns about the model."""
 
     def _asdict(self) -> Mapping[str, Any]:
         """Return the numbers by name; a part may have several."""
@@ -42,7 +42,8 @@ class Doubts:
         concerns = found.concerns()
         if concerns and not self.said:
             self.said = True
-            about = f"after round {chunk.round} this may not be the posterior: {' '.join(concerns)}"
+            what = "the model may be wrong" if found.right else "this may not be the posterior"
+            about = f"after round {chunk.round} {what}: {' '.join(concerns)}"
             warnings.warn(about, UserWarning, stacklevel=2)
         return dict(_numbers(found._asdict()))
 
