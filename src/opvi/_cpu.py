@@ -37,7 +37,8 @@ def compiler_options(
     options: dict[str, int | bool | str] = {}
     if jax.__version__.startswith("0.10."):
         options["xla_cpu_use_fusion_emitters"] = inner_loops
-        options["xla_cpu_experimental_ynn_fusion_type"] = ""  # products of matrices inside nested loops came out wrong
+        if inner_loops:  # in nested loops, products of matrices came out wrong
+            options["xla_cpu_experimental_ynn_fusion_type"] = ""
     if quick or LEVEL not in os.environ.get("XLA_FLAGS", ""):
         options[LEVEL] = 0 if quick else 1
     if quick and not long_loops:  # it takes longer to tidy them up than to run them

@@ -67,18 +67,19 @@ def compiled(step: Step) -> Step:
             return optimization_barrier(jax.tree.unflatten(leaves[1], marked))
         return optimization_barrier(inner(sampler, *optimization_barrier(arrays)))
 
-    nested = jax.jit(outer, static_argnums=0)  # in a program of others, which has options of its own
+    usual = jax.jit(outer, static_argnums=0)
 
     @functools.cache
-    def program(inner_loops: bool) -> Callable[..., Tree]:
-        options = compiler_options(False, inner_loops=inner_loops)  # asks JAX for its devices
+    def with_inner_loops() -> Callable[..., Tree]:
+        options = compiler_options(False, inner_loops=True)  # asks JAX for its devices
         return jax.jit(outer, static_argnums=0, compiler_options=options)
 
     @functools.wraps(outer)
     def called(sampler: Hashable, *arrays: Tree, **named: Tree) -> Tree:
         refuse_forked()
         traced = any(map(isinstance, jax.tree.leaves((arrays, named)), itertools.repeat(jax.core.Tracer)))
-        return (nested if traced else program(isinstance(sampler, StoresRows)))(sampler, *arrays, **named)
+        alone = isinstance(sampler, StoresRows) and not traced  # a program of others has options of its own
+        return (with_inner_loops() if alone else usual)(sampler, *arrays, **named)
 
     return cast(Step, called)
 

@@ -91,6 +91,9 @@ def advanced(
     return looped(partial(one_round, sampler, record, watchers, key), state, batches, count)
 
 
+advance = jax.jit(advanced, static_argnums=(0, 1, 2))
+
+
 def again(sampler: Sampler, key: Key, state: Tree, batches: Batch, count: Array) -> Tree:
     """Learn the first `count` of the stacked batches again; return the state."""
     return looped(partial(_relearnt, sampler, key), state, batches, count)[0]

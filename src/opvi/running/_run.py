@@ -17,7 +17,7 @@ from opvi._cpu import one_blas_thread
 from opvi._forks import refuse_forked
 from opvi.flows.schedules import BatchRule, within_budget
 from opvi.running._cursor import Trail
-from opvi.running._engine import CHUNK_ROUNDS, Record, advanced, make_room, one_round, program
+from opvi.running._engine import CHUNK_ROUNDS, Record, advance, advanced, make_room, one_round, program
 from opvi.running._progress import Progress
 from opvi.running._rows import as_rows, joined, padded, row_count, size_of, taken
 from opvi.running._saving import SAVE_EVERY, Checkpoints, Saver
@@ -147,7 +147,7 @@ def _over(
         """Return how many rounds of this shape are held at once."""
         return max(1, min(CHUNK_ROUNDS, every or CHUNK_ROUNDS, CHUNK_BYTES // max(size_of(batch), kept, 1)))
 
-    advance = program(advanced, 3, False, None, isinstance(sampler, StoresRows))
+    learn = program(advanced, 3, False, None, True) if isinstance(sampler, StoresRows) else advance
     log = _Log(int(state.round), callbacks, every, partial(_odd_label, sampler, state))
     first_rows = int(state.rows)
     try:
@@ -156,7 +156,7 @@ def _over(
             batches = place(padded(stacked, room(chunk[0])))  # rounds past the last are never read
             state = make_room(sampler, state, chunk[0], len(chunk))
             trail = saver.trail.after(chunk) if saver else Trail()
-            state, (info, *out) = advance(*loop, state, batches, np.int32(len(chunk)))
+            state, (info, *out) = learn(*loop, state, batches, np.int32(len(chunk)))
             if saver:  # no signal is taken between here and the state above
                 saver.trail = trail
             if hasattr(info, "predicted"):  # as large as the data
