@@ -21,22 +21,19 @@ _learning = 0  # calls that are learning now
 _before: dict[Any, int] = {}  # how many threads each library had before the first of them
 
 
-def compiler_options(quick: bool, long_loops: bool = False, small: bool = False) -> dict[str, int | bool | str] | None:
+def compiler_options(quick: bool, long_loops: bool = False) -> dict[str, int | bool | str] | None:
     """Return the XLA options for programs that opvi compiles itself; None on other devices.
 
     Its older emitters of fused loops, which end with JAX 0.10, take half the time and less than half the memory, for
     programs that are as fast. So are those of LLVM's first level of optimisation, which takes a quarter less time than
     the third; a level in XLA_FLAGS is left as it is. Programs without optimisation, in one piece and with loops as they
-    were written, compile three times faster still, and run at a quarter of the speed. Products of small matrices are
-    loops like all else, a tenth faster than calls of libraries and of the threads that these ask for.
+    were written, compile three times faster still, and run at a quarter of the speed.
     """
     if jax.default_backend() != "cpu":
         return None
     options: dict[str, int | bool | str] = {}
     if jax.__version__.startswith("0.10."):
         options["xla_cpu_use_fusion_emitters"] = False
-        if small:
-            options |= {"xla_cpu_experimental_ynn_fusion_type": "", "xla_cpu_multi_thread_eigen": False}
     if quick or LEVEL not in os.environ.get("XLA_FLAGS", ""):
         options[LEVEL] = 0 if quick else 1
     if quick and not long_loops:  # it takes longer to tidy them up than to run them
