@@ -115,7 +115,9 @@ def test_units_are_those_of_a_line_through_surprising_rows():
     np.testing.assert_allclose(found.spread, np.var(t - m), rtol=1e-4)
     assert bool(found.same)
     assert not change._units(recent, jnp.asarray(0.04**2)).same  # the rest is more than the usual error, in these units
-    few = change._moments(jnp.zeros(6), jnp.asarray(m), jnp.asarray(t - m), jnp.ones(20).at[4:].set(0), jnp.asarray(20.0))
+    few = change._moments(
+        jnp.zeros(6), jnp.asarray(m), jnp.asarray(t - m), jnp.ones(20).at[4:].set(0), jnp.asarray(20.0)
+    )
     assert not change._units(few, jnp.asarray(0.1**2)).same
     turned = change._moments(jnp.zeros(6), jnp.asarray(m), jnp.asarray(-2 * m), jnp.ones(20), jnp.asarray(20.0))
     assert not change._units(turned, jnp.asarray(0.1**2)).same

@@ -10,8 +10,8 @@ from opvi.tracking._inside import find, replaced
 from opvi.tracking._wrappers import _first_rows as starting
 from opvi.tracking._wrappers._scaling import Moments
 from opvi.tracking.experts._neighbours import NeighboursState
-from tests.tracking.parts import head, nets, units
 from opvi.types import Batch
+from tests.tracking.parts import head, nets, units
 
 FEATURES = 3
 SMALL = opvi.regressor(FEATURES, hidden=(6,), particles=5)  # as in test_regressor.py: programs are compiled once

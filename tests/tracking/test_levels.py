@@ -10,6 +10,7 @@ from opvi.tracking.experts import Context, Rows, Units
 from opvi.tracking.experts import _levels as levels
 from opvi.tracking.experts._levels import Levels
 
+
 def rows_of(x, weight=None):
     x = jnp.asarray(x, jnp.float32)
     weight = jnp.ones(len(x)) if weight is None else jnp.asarray(weight, jnp.float32)

@@ -10,9 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import opvi
-from opvi.tracking._inside import replaced
 from opvi.tracking._wrappers import _scaling as scaling
-from opvi.tracking._wrappers._units import Units, UnitsState
 from opvi.tracking.experts import Rows
 from opvi.tracking.experts import Units as Change
 from opvi.tracking.experts._networks import Networks, usual_settings

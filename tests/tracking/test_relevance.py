@@ -19,9 +19,7 @@ def after(state, rounds, noisy, rng):
     for _ in range(rounds):
         part = rng.normal(size=(20, len(state.factor))) * np.resize([1.0, 0.5] + [0.0] * 9, len(state.factor))
         error = 0.3 * rng.normal(size=20) + (-noisy if noisy else 1) * part[:, 1]
-        alone = (
-            jnp.asarray(rng.normal(size=part.shape), jnp.float32)
-        )  # inputs that errors do not go with
+        alone = jnp.asarray(rng.normal(size=part.shape), jnp.float32)  # inputs that errors do not go with
         part, error = jnp.asarray(part, jnp.float32), jnp.asarray(error, jnp.float32)
         state = UPDATE(state, alone, part, error, jnp.ones(20))
     return state

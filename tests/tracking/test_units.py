@@ -7,8 +7,8 @@ import pytest
 
 from opvi.filters._covariance import within
 from opvi.targets import MLP
-from opvi.tracking.experts import _layers as layers
 from opvi.tracking._wrappers import _scaling as scaling
+from opvi.tracking.experts import _layers as layers
 from opvi.tracking.experts._expert import Units
 
 update = jax.jit(scaling.update)

@@ -10,9 +10,9 @@ from jax.scipy.special import logsumexp
 from opvi.filters import LinearState
 from opvi.filters._linear_ekf import predict_linear
 from opvi.tracking import _class_memory as memories
-from opvi.tracking._wrappers import _scaling as scaling
 from opvi.tracking import _temperature as temperature
 from opvi.tracking._probabilities import in_pieces
+from opvi.tracking._wrappers import _scaling as scaling
 from opvi.types import Array
 
 LARGEST_INPUT = 2.5  # standard deviations; rare values of a feature would drown the others
@@ -42,9 +42,7 @@ def _within(scale: scaling.Scale, x: Array) -> Array:
     return jnp.clip(scaling.readable(scale, x), -LARGEST_INPUT, LARGEST_INPUT)
 
 
-def members(
-    sampler: Any, state: Mixed, z: Array, networks: Array | None
-) -> tuple[Array, Array]:
+def members(sampler: Any, state: Mixed, z: Array, networks: Array | None) -> tuple[Array, Array]:
     """Return log probabilities of every particle `[n, B, C]` and every tracker `[K, B, C]` at scaled inputs.
 
     Args:

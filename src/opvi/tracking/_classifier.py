@@ -2,7 +2,7 @@ r"""The recommended online classifier: networks and linear models with long and 
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
 from typing import NamedTuple
 
@@ -20,14 +20,14 @@ from opvi.predictive import Categorical, Predictive
 from opvi.targets import Target, as_particles, cast, categorical, mlp
 from opvi.tracking import _class_memory as memories
 from opvi.tracking import _class_mixture as mixture
-from opvi.tracking._wrappers import _columns as columns
-from opvi.tracking.experts import _nearest as neighbours
-from opvi.tracking._wrappers import _scaling as scaling
 from opvi.tracking import _temperature as temperature
 from opvi.tracking._bank import start as even_weights
 from opvi.tracking._bank import update as reweigh
-from opvi.tracking.experts._layers import checked_widths
 from opvi.tracking._probabilities import chosen, of_networks, slopes
+from opvi.tracking._wrappers import _columns as columns
+from opvi.tracking._wrappers import _scaling as scaling
+from opvi.tracking.experts import _nearest as neighbours
+from opvi.tracking.experts._layers import checked_widths
 from opvi.types import Array, ArrayLike, Batch, Key, Particles, Predicted, Scalar, Start, shapes_of
 
 ROWS = 20  # learnt from at once; larger batches are cut
@@ -251,7 +251,10 @@ def classifier(
             f"`half_life` is {half_life}, but must be greater than 0 rows, or None to determine it online."
         )
     width, count = chosen_sizes(features)
-    widths, particles = (width,) if hidden is None else checked_widths(hidden), count if particles is None else particles
+    widths, particles = (
+        (width,) if hidden is None else checked_widths(hidden),
+        count if particles is None else particles,
+    )
     if not widths and linear is False:
         raise ValueError("`hidden` is () and `linear` is False, which leaves no model. Give `hidden=(100,)`, say.")
     cheap = classes * (classes * (features + 1)) ** 2 <= LINEAR_WORK

@@ -6,8 +6,8 @@ from typing import NamedTuple
 import jax.numpy as jnp
 
 from opvi._steps import compiled
-from opvi.tracking._wrappers import _jumps as jumps
 from opvi.tracking._wrapped import Wrapped, WrappedInfo, Wrapper, wrapped_info
+from opvi.tracking._wrappers import _jumps as jumps
 from opvi.types import Array, Batch, Key, Sampler, Scalar, State
 
 SHIFT = 1.0  # standard deviations that the mean loss of a block rises by in a jump

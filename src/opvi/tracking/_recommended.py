@@ -183,5 +183,7 @@ def without_rows(sampler: Sampler) -> Sampler:
         named = getattr(sampler, "memory_rows", 0)
         return replace(sampler, memory_rows=0) if named is None else sampler  # type: ignore[type-var]
     asked = sampler.memory_rows is not None
-    keep = [e for e in sampler.experts if not isinstance(e, Process) and (asked or not isinstance(e, Neighbours | Levels))]
+    keep = [
+        e for e in sampler.experts if not isinstance(e, Process) and (asked or not isinstance(e, Neighbours | Levels))
+    ]
     return replace(sampler, experts=tuple(keep))

@@ -8,8 +8,8 @@ import numpy as np
 
 from opvi.filters._kfac import SMALL, WANDERING_DAMPING, KFACState
 from opvi.tracking._class_memory import ClassMemory, Kept
-from opvi.tracking.experts import _metric as metrics
 from opvi.tracking._classifier import ClassifierState
+from opvi.tracking.experts import _metric as metrics
 
 RELU_SPREAD = 2.0  # squared, of the starting weights of the classifier's ReLU networks, whose weights wander
 

@@ -44,7 +44,7 @@ class Regressor(OnlineModel, base.MiniBatchRegressor):
         Rows kept beside the networks; the nearest take part in predictions. None keeps what fits in 16 MB, none for
         linear models; 0 for none.
     buffer
-        Rows learnt from at once, from 1 to 32. 
+        Rows learnt from at once, from 1 to 32.
     max_features
         The most columns; further features share them by hashing.
     seed

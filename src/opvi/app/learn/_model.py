@@ -21,7 +21,6 @@ WHILE_LEARNING = 4  # times its state a model needs, for temporaries and checkpo
 SAMPLE = 256  # rows kept for the report, a uniform sample of all that were learnt
 
 
-
 class Settings(NamedTuple):
     """What a user may choose about the model; the rest follows from the data."""
 

@@ -10,10 +10,10 @@ from jax.scipy.special import logsumexp
 
 from opvi._factors import diagonal, solve_positive
 from opvi.predictive import StudentT
-from opvi.tracking._placed import placed
 from opvi.tracking._mixing._members import USUAL_ROWS
 from opvi.tracking._mixing._quantiles import SURE, squared_quantile
 from opvi.tracking._mixing._running import ONE_ROUND, running_mean
+from opvi.tracking._placed import placed
 from opvi.types import Array, Scalar
 
 SCORE_MEMORY = 0.98  # of the scores of noise, spread and tails; discounts count once for USUAL_ROWS rows
@@ -133,9 +133,7 @@ def level(known: NumbersState, scores: Scored) -> Array:
     return jax.nn.softmax(known.scores) @ scores.below
 
 
-def learn(
-    known: NumbersState, one: Combined, scores: Scored, features: Array, y: Array, weight: Array
-) -> NumbersState:
+def learn(known: NumbersState, one: Combined, scores: Scored, features: Array, y: Array, weight: Array) -> NumbersState:
     """Learn from the errors of a batch; `one` was predicted before seeing y."""
     rows = weight.sum()
     some, share = rows > 0, rows / USUAL_ROWS

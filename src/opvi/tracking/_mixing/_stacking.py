@@ -20,16 +20,16 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from opvi._forks import Unforked
 from opvi._factors import diagonal
-from opvi.tracking._placed import placed
-from opvi.tracking.experts._expert import Belief, Context, Rows, Units
+from opvi._forks import Unforked
 from opvi.tracking._mixing import _numbers as numbers
 from opvi.tracking._mixing._layer import Forecast, Lesson, Nested, Outcome, Report
 from opvi.tracking._mixing._least_squares import nonnegative, simplex
 from opvi.tracking._mixing._members import USUAL_ROWS
-from opvi.tracking._mixing._running import ONE_ROUND
 from opvi.tracking._mixing._numbers import NumbersState
+from opvi.tracking._mixing._running import ONE_ROUND
+from opvi.tracking._placed import placed
+from opvi.tracking.experts._expert import Belief, Context, Rows, Units
 from opvi.types import Array, Key, Scalar, Tree
 
 MEMORY = 0.95  # of the experts' errors, for 20 rows
@@ -282,9 +282,7 @@ def _corrections(stack: Stack, forecast: Forecast, A: Array, b: Array) -> Array:
     return jnp.concatenate(bounded) @ pick
 
 
-def _reach(
-    stack: Stack, own: StackingState, forecast: Forecast, y: Array, weight: Array, size: Scalar
-) -> Scalar:
+def _reach(stack: Stack, own: StackingState, forecast: Forecast, y: Array, weight: Array, size: Scalar) -> Scalar:
     """Return how far from the others experts for far rows have been right: twice as near to y as their distance."""
     said = jnp.stack([forecast.beliefs[i].mean for i in stack.predicting])[stack.usual :]
     apart, error = jnp.abs(said - (forecast.near * forecast.mean).sum(0)[None]), jnp.abs(said - y[None])

@@ -11,10 +11,10 @@ from typing import Any, NamedTuple
 import jax.numpy as jnp
 
 from opvi.filters._covariance import when
-from opvi.tracking.experts._expert import Rows
 from opvi.tracking._mixing._layer import Forecast, LayerWrapper, Lesson, Nested, Outcome, Report
 from opvi.tracking._wrappers import _jumps as jumps
 from opvi.tracking._wrappers._medians import HALF_LIFE, median, recent
+from opvi.tracking.experts._expert import Rows
 from opvi.types import Array, Key, Scalar
 
 SURPRISE = 5.0  # expected errors, from which on a row is a surprise
@@ -83,9 +83,7 @@ class Change(LayerWrapper):
         return Nested(own, self.inner.forget(state.inner, keep))
 
 
-def _found(
-    own: ChangeState, y: Array, outcome: Outcome, weight: Array, begun: Array
-) -> tuple[ChangeState, Found]:
+def _found(own: ChangeState, y: Array, outcome: Outcome, weight: Array, begun: Array) -> tuple[ChangeState, Found]:
     """Return what the last few rows say, including some new ones, and whether there was a jump."""
     error = y - outcome.mean
     surprising = outcome.squared > SURPRISE**2

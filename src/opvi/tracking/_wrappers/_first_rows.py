@@ -12,12 +12,12 @@ import jax.numpy as jnp
 
 from opvi._forks import Unforked
 from opvi.filters._covariance import when
-from opvi.tracking._placed import placed
-from opvi.tracking.experts._nearest import put
 from opvi.tracking._mixing._layer import Forecast, Nested
+from opvi.tracking._placed import placed
 from opvi.tracking._wrappers import _columns as columns
 from opvi.tracking._wrappers._columns import ENOUGH
 from opvi.tracking._wrappers._robust import among_themselves
+from opvi.tracking.experts._nearest import put
 from opvi.types import Array, Key, Scalar
 
 CHUNK = 32  # rows that are learnt at once, at most

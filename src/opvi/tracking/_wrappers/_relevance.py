@@ -12,10 +12,10 @@ from typing import Any, NamedTuple
 import jax.numpy as jnp
 import numpy as np
 
-from opvi.tracking._placed import placed
-from opvi.tracking.experts._expert import BaseExpert, Belief, Context, Rows, Units
 from opvi.tracking._mixing._layer import Nested
 from opvi.tracking._mixing._members import USUAL_ROWS
+from opvi.tracking._placed import placed
+from opvi.tracking.experts._expert import BaseExpert, Belief, Context, Rows, Units
 from opvi.types import Array, Key, Scalar
 
 MEMORY = 0.98  # of the sums, for 20 rows

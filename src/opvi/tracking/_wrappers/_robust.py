@@ -11,9 +11,9 @@ from typing import Any
 import jax.numpy as jnp
 
 from opvi.filters._robust import trust
-from opvi.tracking.experts._expert import Rows
 from opvi.tracking._mixing._layer import Forecast, LayerWrapper, Lesson, Nested, Outcome, Report
 from opvi.tracking._wrappers._medians import NORMAL, median
+from opvi.tracking.experts._expert import Rows
 from opvi.types import Array, Key, Tree
 
 LARGEST = 10.0  # c, in units of the errors so far

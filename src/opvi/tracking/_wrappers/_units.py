@@ -14,15 +14,15 @@ import jax.numpy as jnp
 
 from opvi._forks import Unforked
 from opvi.filters._covariance import when
-from opvi.tracking._placed import placed
-from opvi.tracking.experts._expert import Rows
-from opvi.tracking.experts._expert import Units as Change
 from opvi.tracking._mixing._layer import Forecast, Lesson, Nested, Outcome, Report
 from opvi.tracking._mixing._members import USUAL_ROWS
+from opvi.tracking._placed import placed
 from opvi.tracking._wrappers import _columns as columns
 from opvi.tracking._wrappers import _scaling as scaling
 from opvi.tracking._wrappers._medians import recent
 from opvi.tracking._wrappers._scaling import SCALE_MEMORY, Moments, Scale
+from opvi.tracking.experts._expert import Rows
+from opvi.tracking.experts._expert import Units as Change
 from opvi.types import Array, Key, Scalar
 
 LARGEST_TARGET = 1e6  # standard deviations
@@ -143,9 +143,7 @@ class Units(Unforked):
         )
         return Nested(own, self.inner.widen(state.inner, fresh.inner))
 
-    def _due(
-        self, old: UnitsState, new: UnitsState, x: Array, weight: Array, anew: Array
-    ) -> tuple[Array, Array]:
+    def _due(self, old: UnitsState, new: UnitsState, x: Array, weight: Array, anew: Array) -> tuple[Array, Array]:
         """Return whether the scale should follow the moments now, and the current values of the columns."""
         seen = new.moments.seen
         now = (x * weight[:, None]).sum(0) / jnp.maximum(weight.sum(), 1e-30)

@@ -34,7 +34,9 @@ class Context(NamedTuple):
 
     belief: Belief  # what it said of them before
     trust: Array  # [B]: the power of each row's likelihood, less than 1 for an outlier
-    scored: Array  # [B]: weights of those whose errors count; 0 just after a change, when they say nothing of later ones
+    scored: (
+        Array  # [B]: weights of those whose errors count; 0 just after a change, when they say nothing of later ones
+    )
     residual: Array  # [B]: y less the base, bounded
     slope: Array  # [B, F]: gradient of the base in z
     error: Scalar  # running mean squared error of the stack

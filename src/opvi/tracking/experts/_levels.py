@@ -17,9 +17,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from opvi.tracking._placed import placed
 from opvi.tracking.experts._expert import BaseExpert, Belief, Context, Rows, Units
 from opvi.tracking.experts._nearest import scattered
-from opvi.tracking._placed import placed
 from opvi.types import Array, Key, Scalar
 
 SLOTS = 1024  # values of a column; two that fall into one slot take turns

@@ -14,8 +14,8 @@ import jax.numpy as jnp
 import numpy as np
 
 from opvi._factors import diagonal, inverse
-from opvi.tracking.experts._expert import BaseExpert, Belief, Context, Rows, Units
 from opvi.tracking._placed import placed
+from opvi.tracking.experts._expert import BaseExpert, Belief, Context, Rows, Units
 from opvi.types import Array, Key, Scalar
 
 WIDEST = 64  # columns, for which it is recommended
@@ -50,7 +50,9 @@ class Linear(BaseExpert):
         """Return the line at the rows, however far they are."""
         Z = _with_one(rows.z)
         known = ((Z @ state.covariance) * Z).sum(1)
-        return Belief(Z @ state.weights, state.noise * jnp.maximum(known, 0), jnp.broadcast_to(state.noise, known.shape))
+        return Belief(
+            Z @ state.weights, state.noise * jnp.maximum(known, 0), jnp.broadcast_to(state.noise, known.shape)
+        )
 
     def learn(self, key: Key, state: LinearState, rows: Rows, context: Context) -> LinearState:
         """Return the model after rows."""
@@ -63,7 +65,9 @@ class Linear(BaseExpert):
         size = jnp.minimum(error**2 * state.noise / expected, LARGEST * state.noise)
         new = (size * weight).sum() / jnp.maximum(total, 1e-30)
         keep = NOISE_MEMORY ** (total / USUAL_ROWS)
-        done = _solved(state._replace(products=products, noise=jnp.maximum(keep * state.noise + (1 - keep) * new, 1e-12)))
+        done = _solved(
+            state._replace(products=products, noise=jnp.maximum(keep * state.noise + (1 - keep) * new, 1e-12))
+        )
         good = (total > 0) & jnp.isfinite(done.weights).all() & jnp.isfinite(done.covariance).all()
         return LinearState(*(jnp.where(good, a, b) for a, b in zip(done, state, strict=True)))
 

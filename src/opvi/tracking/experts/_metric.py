@@ -11,8 +11,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from opvi.tracking._placed import placed
 from opvi.tracking._mixing._members import USUAL_ROWS
+from opvi.tracking._placed import placed
 from opvi.types import Array, Scalar
 
 POWER = 0.75

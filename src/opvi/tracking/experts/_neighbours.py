@@ -13,12 +13,12 @@ from typing import Any, ClassVar, NamedTuple
 import jax.numpy as jnp
 import numpy as np
 
+from opvi.tracking._mixing._members import USUAL_ROWS
+from opvi.tracking._placed import placed
 from opvi.tracking.experts import _metric as metrics
 from opvi.tracking.experts import _nearest as nearest
 from opvi.tracking.experts._expert import BaseExpert, Belief, Context, Rows, Units
 from opvi.tracking.experts._metric import Metric
-from opvi.tracking._placed import placed
-from opvi.tracking._mixing._members import USUAL_ROWS
 from opvi.types import Array, Key, Scalar
 
 SHRINKAGE = 0.5  # rows at x itself, that the means are drawn towards 0 by

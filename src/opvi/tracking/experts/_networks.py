@@ -12,13 +12,13 @@ from opvi.filters import _covariance as covariance
 from opvi.filters import _kalman as kalman
 from opvi.filters._covariance import Blocks, Covariance, variances, when, within
 from opvi.targets import MLP, Layer
-from opvi.tracking.experts import _layers as layers
-from opvi.tracking.experts import _pace as pacing
-from opvi.tracking.experts._expert import BaseExpert, Belief, Context, Rows, Units
-from opvi.tracking._placed import placed
 from opvi.tracking._mixing import _members as members
 from opvi.tracking._mixing._members import USUAL_ROWS, Members
 from opvi.tracking._mixing._running import running_mean
+from opvi.tracking._placed import placed
+from opvi.tracking.experts import _layers as layers
+from opvi.tracking.experts import _pace as pacing
+from opvi.tracking.experts._expert import BaseExpert, Belief, Context, Rows, Units
 from opvi.types import Array, Key, Particles, Scalar
 
 LARGEST_INPUT = 10.0  # standard deviations; one wild value must not steer a network

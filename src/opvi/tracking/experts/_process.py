@@ -19,10 +19,10 @@ import numpy as np
 
 from opvi._factors import diagonal, root_inverse
 from opvi.filters._covariance import when
+from opvi.tracking._mixing._members import USUAL_ROWS
+from opvi.tracking._placed import placed
 from opvi.tracking.experts._expert import BaseExpert, Belief, Context, Rows, Units
 from opvi.tracking.experts._nearest import put
-from opvi.tracking._placed import placed
-from opvi.tracking._mixing._members import USUAL_ROWS
 from opvi.types import Array, Key, Scalar
 
 ROWS = 512  # the last ones, that it is fitted to
@@ -98,9 +98,7 @@ class Process(BaseExpert):
         place = jnp.where(
             here & (number > number[-1] - ROWS), jax.lax.rem(number - 1, jnp.asarray(ROWS, number.dtype)), ROWS
         )
-        kept = put(
-            state.rows, place, jnp.concatenate([_inputs(rows.z), believed[:, None], weight[:, None]], 1)
-        )
+        kept = put(state.rows, place, jnp.concatenate([_inputs(rows.z), believed[:, None], weight[:, None]], 1))
         counts = jnp.stack([number[-1], state.counts[1]])
         state = state._replace(rows=kept, counts=counts - jnp.where(number[-1] > MANY, MANY // 2, 0))
         new, last = jnp.stack([counts[0] - counts[1], counts[1]]).astype(weight.dtype)
