@@ -117,8 +117,8 @@ def _learn(sampler: Calibrated, state: Wrapped, batch: Batch) -> tuple[Known, Pr
         scores = numbers.scored(known.errors, one, y)
         weights = members.learn(known.members, means - y[None], batch.weight)
         errors = numbers.learn(known.errors, one, scores, _nothing(means), y, batch.weight)
-        said = numbers.log_density(known.errors, scores), one.mean, numbers.level(known.errors, scores)
-        return known._replace(members=weights, errors=errors), Predicted(*said)
+        told = numbers.log_density(known.errors, scores), one.mean, numbers.level(known.errors, scores)
+        return known._replace(members=weights, errors=errors), Predicted(*told)
     if not isinstance(plain.components, Classes):
         return known, Predicted(plain.log_density(y), plain.mean())
     log_p = plain.log_probabilities()[None]

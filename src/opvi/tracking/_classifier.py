@@ -235,8 +235,8 @@ def classifier(
     Args:
         features: columns of X, in any units.
         classes: labels are 0, 1, …, classes - 1.
-        hidden: widths of the networks' hidden layers; `()` tracks linear models alone. Chosen from the number of columns
-            if omitted, as are `particles`: 30 units and 4 networks, or 100 and 20 for more than 64 columns.
+        hidden: widths of the networks' hidden layers; `()` tracks linear models alone. If omitted, so many as suit the
+            columns, as are `particles`: 4 networks of 30 units, or 20 of 100 for more than 64 columns.
         particles: the total number of networks.
         half_life: in rows; None tracks with long and short memory and learns which to trust; `math.inf` never forgets.
         linear: whether to track linear models too; None does so if they are cheap.

@@ -29,7 +29,8 @@ class OnlineState(NamedTuple):
     @property
     def particles(self) -> Particles:
         """The weights of the first expert that has particles, `[n, d]`."""
-        return _particles(self.model)
+        found = _particles(self.model)
+        return jnp.zeros((1, 0)) if found is None else found
 
 
 class OnlineInfo(NamedTuple):
@@ -113,6 +114,11 @@ class Online(Unforked):
         room = 1 << max(rows - 1, 0).bit_length()  # ragged numbers of rows compile few times
         said = _components(self, state, jnp.pad(x, ((0, room - rows), (0, 0))))
         return Predictive(jax.tree.map(lambda leaf: leaf[:, :rows], said))
+
+    @property
+    def about(self) -> str:
+        """One line: what was chosen, and why."""
+        raise NotImplementedError
 
     def __str__(self) -> str:
         return self.about

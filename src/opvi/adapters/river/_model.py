@@ -169,7 +169,7 @@ class OnlineModel:
             values = x[there, column]
             if len(values) and (seen or not there.all()):  # the first rows need no help, but for the gaps
                 mean[column], square[column] = values.mean(), values.var() * seen
-        new = moments._replace(mean=mean, square=square)
+        new = moments._replace(mean=mean, square=square)  # type: ignore[arg-type]
         self._engine.state = replaced(self._engine.state, Moments, lambda _: new)
 
     def _asked(self, what: Callable[..., Tree], rows: Sequence[Row]) -> Any:

@@ -87,7 +87,7 @@ class Regressor(OnlineModel, base.MiniBatchRegressor):
         )
 
     def _widened(self, state: Tree, fresh: Tree) -> State:
-        return widened_regressor(self._sampler(self._sizes), state, fresh)
+        return widened_regressor(self._sampler(self._sizes), state, fresh)  # type: ignore[arg-type]
 
     def _targets(self, y: list[Any]) -> np.ndarray:
         values = np.array(y, np.float64)

@@ -18,8 +18,8 @@ def simplex(E: Array, b: Array) -> Array:
     K = E.shape[-1]
     pairs = list(itertools.combinations(range(K), 2))
 
-    def sweep(_: Array, w: tuple[Array, ...]) -> tuple[Array, ...]:
-        w = [*w]
+    def sweep(_: Array, weights: tuple[Array, ...]) -> tuple[Array, ...]:
+        w = [*weights]
         for i, j in pairs:
             slope = sum((E[..., i, k] - E[..., j, k]) * w[k] for k in range(K)) - (b[..., i] - b[..., j])
             bend = E[..., i, i] + E[..., j, j] - 2 * E[..., i, j]

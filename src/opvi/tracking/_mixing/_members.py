@@ -1,4 +1,4 @@
-r"""Weights of members that differ little, such as networks of one kind: on the simplex, by their joint squared errors."""
+"""Weights of members that differ little, such as networks of one kind: on the simplex, by their joint errors."""
 
 from typing import Any, NamedTuple
 

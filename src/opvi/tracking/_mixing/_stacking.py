@@ -11,6 +11,7 @@ second pair of weights counts, which is learnt from such rows alone and begins a
 experts for such rows may leave the others grows with what has proved right.
 """
 
+import itertools
 import math
 from dataclasses import dataclass
 from functools import partial
@@ -98,7 +99,8 @@ class Stack(Unforked):
     def init(self, key: Key, columns: int, dtype: Any) -> StackState:
         """Return the state before any row."""
         states = tuple(e.init(jax.random.fold_in(key, i), columns, dtype) for i, e in enumerate(self.experts))
-        rows = Rows(*(jax.ShapeDtypeStruct(shape, dtype) for shape in ((1, columns), (1, columns), *[(1,)] * 4)))
+        wide, narrow = (jax.ShapeDtypeStruct(shape, dtype) for shape in ((1, columns), (1,)))
+        rows: Any = Rows(wide, wide, *[narrow] * 4)
         said = [jax.eval_shape(self.experts[i].predict, states[i], rows) for i in self.correcting]
         terms = sum(_members(belief) for belief in said)
         more = 2 * sum(belief.novelty is not None for belief in said)
@@ -262,7 +264,7 @@ def _corrections(stack: Stack, forecast: Forecast, A: Array, b: Array) -> Array:
     if not len(b):
         return b
     bounds = np.cumsum([0, *(_members(forecast.beliefs[i]) for i in stack.correcting)])
-    slices = [np.arange(start, end) for start, end in zip(bounds[:-1], bounds[1:], strict=True)]
+    slices = [np.arange(start, end) for start, end in itertools.pairwise(bounds)]
     gain = jnp.maximum(b, 0) ** 2 / diagonal(A)
     chosen, helps = [], []
     for here in slices:
@@ -277,8 +279,8 @@ def _corrections(stack: Stack, forecast: Forecast, A: Array, b: Array) -> Array:
     pick = (place[:, None] == np.arange(len(b))[None]).astype(b.dtype)  # products with it, unlike lookups, are cheap
     beta = nonnegative(pick @ A @ pick.T, jnp.where(jnp.concatenate(helps), pick @ b, -1e30))
     parts = jnp.split(beta, np.cumsum([len(one) for one in chosen])[:-1].tolist())
-    most = [LARGEST_SHARE if len(here) <= SEVERAL else LARGEST_SEVERAL for here in slices]
-    bounded = [p * jnp.minimum(1, m / jnp.maximum(p.sum(), 1e-30)) for p, m in zip(parts, most, strict=True)]
+    bound = [LARGEST_SHARE if len(here) <= SEVERAL else LARGEST_SEVERAL for here in slices]
+    bounded = [p * jnp.minimum(1, m / jnp.maximum(p.sum(), 1e-30)) for p, m in zip(parts, bound, strict=True)]
     return jnp.concatenate(bounded) @ pick
 
 

@@ -91,7 +91,7 @@ class FirstRows(Unforked):
         outcome = self.inner.score(inner, forecast, rows.y)
         said = self.inner.said(inner, outcome)
         inner, report = self.inner.learn(key, inner, rows, y, forecast, outcome, begun)
-        return inner, Said(*said, report.probability)
+        return inner, Said(said[0], said[1], said[2], report.probability)
 
     def relearn(self, key: Key, state: Nested, x: Array, y: Array, weight: Array) -> Nested:
         """Learn from rows seen before, which teach the experts and nothing else."""

@@ -57,12 +57,13 @@ class Relevance(BaseExpert):
     def predict(self, state: Nested, rows: Rows) -> Belief:
         """Return what the expert says of the faded inputs."""
         belief = self.expert.predict(state.inner, _faded(state, rows))
-        return belief._replace(slope=belief.slope * state.own.factor[None])
+        return belief if belief.slope is None else belief._replace(slope=belief.slope * state.own.factor[None])
 
     def learn(self, key: Key, state: Nested, rows: Rows, context: Context) -> Nested:
         """Learn which columns help, and let the expert learn the rows."""
         weight, belief = context.scored * context.trust, context.belief
-        own = _learn(state.own, rows.z, rows.z * belief.slope, rows.y - belief.mean, weight)
+        slope = jnp.zeros_like(rows.z) if belief.slope is None else belief.slope
+        own = _learn(state.own, rows.z, rows.z * slope, rows.y - belief.mean, weight)
         return Nested(own, self.expert.learn(key, state.inner, _faded(state, rows), context))
 
     def relearn(self, state: Nested, rows: Rows) -> Nested:

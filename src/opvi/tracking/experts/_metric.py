@@ -71,9 +71,10 @@ def rescale(metric: Metric, ratio: Array) -> Metric:
 def widen(metric: Metric, fresh: Metric) -> Metric:
     """Return the metric of more columns, the new ones as in a fresh one."""
     columns = np.s_[: len(metric.root)]
-    slopes, root = metric.slopes, metric.root
+    parts = np.asarray(metric.slopes), np.asarray(metric.root)
     if fresh.root.ndim == 1:  # of many columns, each by itself
-        slopes, root = (np.diagonal(a) if a.ndim == 2 else a for a in (slopes, root))
+        parts = tuple(np.diagonal(a) if a.ndim == 2 else a for a in parts)  # type: ignore[assignment]
+    slopes, root = parts
     where = columns if fresh.root.ndim == 1 else (columns, columns)
     return metric._replace(slopes=placed(fresh.slopes, where, slopes), root=placed(fresh.root, where, root))
 

@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from opvi.filters import _covariance as covariance
 from opvi.filters import _kalman as kalman
@@ -122,14 +123,14 @@ class Networks(BaseExpert):
         seen: Linearised = context.belief.work
         scored = context.scored * context.trust
         new = _learn_errors(state, seen.mean, rows.y, scored, context.trust)
-        if state.pace is not None:
+        if state.pace is not None and state.trail is not None:
             move = context.belief.mean - state.members.weights @ _means(self, state.trail, _inputs(rows))
             pace = pacing.learn(state.pace, rows.y - context.belief.mean, move, scored, context.error)
             new = new._replace(pace=pace)
         early = (new.rows <= self.warm_up) & (len(rows.weight) > PAIR)  # few rows are all first
         weight = rows.weight * context.trust
         new = _absorb(self, new, seen, rows._replace(weight=weight), early | context.renewed, context.renewed)
-        if new.pace is not None:
+        if new.pace is not None and state.trail is not None:
             new = new._replace(trail=pacing.follow(state.trail, new.particles, new.pace, scored.sum()))
         return new
 
@@ -168,7 +169,7 @@ class Networks(BaseExpert):
         """Return the networks with more columns, whose weights are as in the fresh ones."""
         columns, wide = _columns(self, state.begin), _columns(self, fresh.begin)
         width, dim = self.network(columns).shapes[0][1], self.network(wide).dim
-        places = jnp.r_[0 : columns * width, wide * width : dim]
+        places = np.r_[0 : columns * width, wide * width : dim]
         matrices = layers.widened_covariances(
             state.past.matrices, fresh.past.matrices, (self.blocks(columns), self.blocks(wide)), places
         )

@@ -6,7 +6,8 @@ $$k(a, b) = s \Big(1 + \tfrac14 \sum_j (a_j - b_j)^2 / \ell_j^2\Big)^{-2} + \fra
 Its settings $\ell, s, \sigma^2, v$ climb the marginal likelihood, a few steps whenever a tenth more rows have come. Of
 many columns, one either helps, and has a length of about $\sqrt F$, or it does not, and has one of about $e^3 \sqrt F$;
 how many do not is learnt. $h_j$ falls from 1 to 0 as the length becomes long; where columns are few, it is 1. A column
-that has been constant so far begins with the long length. A stack decides how much it counts: much while there are few rows, or few since a change.
+that has been constant so far begins with the long length. A stack decides how much it counts: much while there are few
+rows, or few since a change.
 """
 
 import math
