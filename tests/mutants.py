@@ -1006,6 +1006,48 @@ MUTANTS = [
         "        pass",
         "tests/app/test_telling.py -k through_stops",
     ),
+    Mutant(
+        "units: the line does not follow a new mean of y",
+        "src/opvi/tracking/experts/_linear.py",
+        ".at[-1, 0].set(units.output_shift)",
+        "",
+        "tests/tracking/test_linear.py -k new_units",
+    ),
+    Mutant(
+        "units: a sampler's inputs stay where they were",
+        "src/opvi/tracking/experts/_sampled.py",
+        "shift=state.shift + state.ratio * shift",
+        "shift=state.shift",
+        "tests/tracking/test_linear.py -k new_units",
+    ),
+    Mutant(
+        "units: networks keep the size of their errors",
+        "src/opvi/tracking/experts/_networks.py",
+        "change = layers.bounded_change(units, ",
+        "change = layers.bounded_change(units._replace(output_shift=0 * units.output_shift), ",
+        "tests/tracking/test_regressor.py -k do_not_depend_on_their_units or does_not_depend_on_their_units",
+    ),
+    Mutant(
+        "units: a jump of the level is followed row by row",
+        "src/opvi/tracking/_wrappers/_change.py",
+        "        jnp.where(same, units.shift, shift),\n",
+        "        jnp.where(same, units.shift, 0 * shift),\n",
+        "tests/tracking/test_regressor.py -k stands_still",
+    ),
+    Mutant(
+        "stacking: a stated variance does not count",
+        "src/opvi/tracking/_mixing/_stacking.py",
+        "RIDGE * (jnp.clip(variance / error, 0, LARGEST_VARIANCE) + 0.01)",
+        "RIDGE * (0 * variance + 1.01)",
+        "tests/tracking/test_stacking.py -k does_not_know",
+    ),
+    Mutant(
+        "stacking: experts for far rows may say anything",
+        "src/opvi/tracking/_mixing/_stacking.py",
+        "outside = centre + jnp.clip(mean[usual:] - centre, -bound, bound)",
+        "outside = mean[usual:] + 0 * bound",
+        "tests/tracking/test_stacking.py -k far_rows",
+    ),
 ]
 
 
