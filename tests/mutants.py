@@ -1025,7 +1025,7 @@ MUTANTS = [
         "src/opvi/tracking/experts/_networks.py",
         "change = layers.bounded_change(units, ",
         "change = layers.bounded_change(units._replace(output_shift=0 * units.output_shift), ",
-        "tests/tracking/test_regressor.py -k do_not_depend_on_their_units or does_not_depend_on_their_units",
+        "tests/tracking/test_regressor.py -k what_networks_believe",
     ),
     Mutant(
         "units: a jump of the level is followed row by row",

@@ -99,8 +99,8 @@ class Stack(Unforked):
     def init(self, key: Key, columns: int, dtype: Any) -> StackState:
         """Return the state before any row."""
         states = tuple(e.init(jax.random.fold_in(key, i), columns, dtype) for i, e in enumerate(self.experts))
-        wide, narrow = (jax.ShapeDtypeStruct(shape, dtype) for shape in ((1, columns), (1,)))
-        rows: Any = Rows(wide, wide, *[narrow] * 4)
+        wide, narrow = jnp.zeros((1, columns), dtype), jnp.zeros(1, dtype)
+        rows = Rows(wide, wide, narrow, narrow, narrow, narrow)
         said = [jax.eval_shape(self.experts[i].predict, states[i], rows) for i in self.correcting]
         terms = sum(_members(belief) for belief in said)
         more = 2 * sum(belief.novelty is not None for belief in said)

@@ -46,7 +46,7 @@ class Sampled(BaseExpert):
         return state._replace(inner=self.sampler.step(key, state.inner, batch)[0])
 
     def rescale(self, state: SampledState, units: Units) -> SampledState:
-        """Return the same sampler, which goes on in its own units."""
+        """Return the same sampler, in its own units."""
         by = units.output_ratio
         shift, ratio = jnp.append(units.shift, -units.output_shift / by), jnp.append(units.ratio, 1 / by)
         return state._replace(shift=state.shift + state.ratio * shift, ratio=state.ratio * ratio)

@@ -23,9 +23,9 @@ RELEVANCE = 10  # columns; of more, some are likely to be useless
 
 
 class Size(NamedTuple):
-    """What a table with up to so many columns can afford."""
+    """What a table of at most `columns` can afford."""
 
-    columns: float
+    columns: float  # at most
     width: int  # of the hidden layer
     networks: int
     budget: float  # bytes for all covariances
