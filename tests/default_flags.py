@@ -46,7 +46,10 @@ CASES = {
         LABELS,
     ),
     "regressor": (opvi.regressor(3, hidden=(), particles=N), NUMBERS),
-    "classifier": (OneNetwork(3, 2, hidden=(4,), particles=N, half_life=30.0, with_linear=True), LABELS),
+    "classifier": (
+        OneNetwork(3, 2, hidden=(4,), particles=N, half_life=30.0, with_linear=True, memory_rows=None),
+        LABELS,
+    ),
 }
 
 CALLED = compiled(abs).__code__  # shared by all that `compiled` returns

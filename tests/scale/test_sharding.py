@@ -58,12 +58,15 @@ def test_a_run_stays_on_its_mesh_also_after_loading(on_devices):
     assert run["cut"] == run["cut after loading"] == ["particles"]
 
 
+NETWORKS = "model.inner.inner.inner.inner.experts.0."  # in a regressor's state
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "cut"),
     [
         ("kfac", {"particles", "factors.0.outputs", "factors.1.inputs", "factors.1.inverse", "factors.1.outputs"}),
-        ("regressor", {"particles", "past.matrices", "error", "calibration.weights", "calibration.products"}),
+        ("regressor", {NETWORKS + leaf for leaf in ("particles", "past.matrices", "error", "members.products")}),
         ("classifier", {f"networks.{k}.{leaf}" for k in range(4) for leaf in ("particles", "factors.1.inverse")}),
     ],
 )
