@@ -1007,6 +1007,13 @@ MUTANTS = [
         "tests/app/test_telling.py -k through_stops",
     ),
     Mutant(
+        "units: the line does not follow a new mean of y",
+        "src/opvi/tracking/experts/_linear.py",
+        ".at[-1, 0].set(units.output_shift)",
+        "",
+        "tests/tracking/test_linear.py -k new_units",
+    ),
+    Mutant(
         "units: a sampler's inputs stay where they were",
         "src/opvi/tracking/experts/_sampled.py",
         "shift=state.shift + state.ratio * shift",

@@ -10,6 +10,8 @@ from opvi.tracking.experts._expert import BaseExpert
 from opvi.tracking.experts._layers import checked_widths
 from opvi.tracking.experts._levels import WIDEST as WIDEST_LEVELS
 from opvi.tracking.experts._levels import Levels
+from opvi.tracking.experts._linear import WIDEST as WIDEST_LINE
+from opvi.tracking.experts._linear import Linear
 from opvi.tracking.experts._neighbours import Neighbours
 from opvi.tracking.experts._networks import Networks, Settings, usual_settings
 from opvi.tracking.experts._process import WIDEST as WIDEST_PROCESS
@@ -66,6 +68,8 @@ def usual(
     found: list[BaseExpert] = [nets]
     if widths and process and features <= WIDEST_PROCESS:
         found.append(Process(half_life))
+    if widths and features <= WIDEST_LINE:
+        found.append(Linear())
     if kept:
         found.append(Neighbours(kept, half_life))
     if kept and levels and features <= WIDEST_LEVELS:
