@@ -63,6 +63,7 @@ class StackingState(NamedTuple):
     beta: Array  # [T]
     typical: Scalar  # running median of absolute residuals
     reach: Scalar  # how far from the others an expert for far rows has been right
+    outside: Array  # [2]: discounted squared errors of stage 0 in far rows, and their weights
     rounds: Scalar  # of 20 rows
 
 
@@ -106,7 +107,8 @@ class Stack(Unforked):
         more = 2 * sum(belief.novelty is not None for belief in said)
         K, L = self.usual, len(self.predicting)
         zeros = partial(jnp.zeros, dtype=dtype)
-        own = StackingState(zeros((K, K)), zeros((L, L)), zeros((terms, terms)), *[zeros(terms)] * 2, *[zeros(())] * 3)
+        products, squares, each, one = zeros((K, K)), zeros((terms, terms)), zeros(terms), zeros(())
+        own = StackingState(products, zeros((L, L)), squares, each, each, one, one, zeros(2), one)
         return StackState(own, numbers.start(columns + more, dtype), states)
 
     def predict(self, state: StackState, rows: Rows) -> Forecast:
@@ -119,6 +121,10 @@ class Stack(Unforked):
         base = (weights * mean).sum(0)
         variance = jnp.stack([b.variance for b in first])
         spread = (weights * (variance + (mean - base[None]) ** 2)).sum(0)
+        known = (own.outside[0] + FAR_RIDGE * spread) / (
+            own.outside[1] + FAR_RIDGE
+        )  # by errors of such rows, not doubts
+        spread = (1 - rows.far) * spread + rows.far * known
         said |= {i: self.experts[i].predict(state.experts[i], rows._replace(base=base)) for i in self.correcting}
         last = [said[i] for i in self.correcting]
         terms = jnp.concatenate([jnp.zeros((0, len(base)), base.dtype), *(b.mean.reshape(-1, len(base)) for b in last)])
@@ -173,6 +179,7 @@ class Stack(Unforked):
         """Return the same knowledge in new units."""
         by = units.output_ratio
         own = state.own._replace(typical=state.own.typical * by, reach=state.own.reach * by)
+        own = own._replace(outside=own.outside * jnp.stack([by**2, jnp.ones_like(by)]))
         experts = tuple(e.rescale(s, units) for e, s in zip(self.experts, state.experts, strict=True))
         return StackState(own, numbers.rescale(state.head, units.output_ratio), experts)
 
@@ -242,6 +249,7 @@ def _learn_weights(
     near, far = e[: stack.usual], forecast.far * weight
     products = MEMORY**share * own.products + (near * (weight - far)[None]) @ near.T
     outside = FAR_MEMORY**share * own.far + (e * far[None]) @ e.T
+    one, reach = jnp.ones_like(y), LARGEST**2 * error
     keep = jnp.minimum(CORRECTION_MEMORY, 1 - 1 / (2 + EARLY_MEMORY * own.rounds)) ** share
     known = forecast.terms * (weight / error)[:, None]
     squares, moments = keep * own.squares + known.T @ forecast.terms, keep * own.moments + known.T @ residual
@@ -254,6 +262,7 @@ def _learn_weights(
         typical=_typical(own, residual, weight, share),
         reach=_reach(stack, own, forecast, y, weight, error),
         rounds=own.rounds + share,
+        outside=FAR_MEMORY**share * own.outside + jnp.stack([jnp.minimum((y - forecast.base) ** 2, reach), one]) @ far,
     )
     good = (rows > 0) & jnp.isfinite(sum(leaf.sum() for leaf in new))
     return StackingState(*(jnp.where(good, a, b) for a, b in zip(new, own, strict=True)))
