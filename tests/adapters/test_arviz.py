@@ -180,7 +180,7 @@ def test_weights_of_trackers_and_of_a_banks_members():
     with pytest.raises(ValueError, match=r"\[2, 3\] parameters.*state.members"):
         to_arviz(state._replace(members=tuple(members)), target)
     # The classifier's state has weights too, but its trackers' particles are told apart by their place only.
-    state = ClassifierState(None, tuple(members[:1]), None, log_weights, None, zero, zero)
+    state = ClassifierState(None, tuple(members[:1]), None, log_weights, None, zero, zero, None, None, None)
     tree = to_arviz(state, opvi.regressor(2))
     assert "weights of the samplers" in tree.attrs["note"]
 
