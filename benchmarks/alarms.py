@@ -23,7 +23,7 @@ from benchmarks.stamp import stamp
 STREAMS = ("still", "falling", "uneven", "heavy")
 SEEDS, ROWS, BATCHES = (21, 22, 23, 24, 25), 10_000, {"regressor": (20, 1), "classifier": (20,)}
 ALARM = 0.95
-SOURCES = ("benchmarks/alarms.py", "src/opvi/tracking/_jumps.py", "src/opvi/tracking/_drift.py")
+SOURCES = ("benchmarks/alarms.py", "src/opvi/tracking/_wrappers/_jumps.py", "src/opvi/tracking/_drift.py")
 
 
 def alarms(task: str, kind: str, batch: int, seed: int) -> int:

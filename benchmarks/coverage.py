@@ -25,7 +25,7 @@ from opvi.tracking import _calibration as calibration
 SEEDS = (1, 2, 3)
 FIRST, WINDOW, ROWS, COLUMNS, BATCH = 200, 500, 5200, 6, 20
 STREAMS = ("still", "falling", "uneven", "heavy", "drifting")
-SOURCES = ("src/opvi/tracking/_calibration.py", "src/opvi/tracking/_regressor_learning.py")
+SOURCES = ("src/opvi/tracking/_mixing/_numbers.py", "src/opvi/tracking/_mixing/_stacking.py")
 
 
 def stream(kind: str, seed: int, rows: int = ROWS) -> tuple[np.ndarray, np.ndarray]:

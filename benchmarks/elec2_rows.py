@@ -16,12 +16,8 @@ from benchmarks.stamp import stamp
 from opvi.adapters.river import Classifier
 from paper import data
 
-TRACKING = ("_classifier", "_classifier_between", "_class_memory", "_class_mixture")
-SOURCES = (
-    *(f"src/opvi/tracking/{name}.py" for name in TRACKING),
-    "src/opvi/running/_row_by_row.py",
-    "src/opvi/running/_single.py",
-)
+TRACKING = ("_classifier", "_class_memory", "_class_mixture")
+SOURCES = tuple(f"src/opvi/tracking/{name}.py" for name in TRACKING)
 MODELS: dict[str, dict[str, Any]] = {"networks": {}, "linear": {"hidden": ()}}
 EVERY = 5000  # rows between two lines on the screen
 SMALLEST = 1e-15  # probability, as River's log loss counts

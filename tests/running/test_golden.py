@@ -131,7 +131,7 @@ def test_states_are_dictionaries_of_their_fields(loaded):
         counts[name] = len(found)
         for path, array in found:
             assert same(array, value(path, array.dtype.name, array.shape)), path
-    assert counts == {"langevin": 3, "svgd with adam": 6, "regressor": 50, "classifier": 50}
+    assert counts == {"langevin": 3, "svgd with adam": 6, "regressor": 51, "classifier": 50}
 
 
 @pytest.mark.parametrize("name", SAMPLERS)

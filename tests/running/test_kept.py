@@ -26,7 +26,7 @@ jax.monitoring.register_event_duration_secs_listener(hear)
 x = np.random.default_rng(0).normal(size=(20, 2))
 engine = Engine(opvi.regressor(2, hidden=(), particles=3), 0)
 engine.feed((x, x[:, 0]))
-engine.state = engine.state._replace(particles=jax.numpy.asarray(np.asarray(engine.state.particles)))
+engine.state = engine.state._replace(round=jax.numpy.asarray(np.asarray(engine.state.round)))
 engine.feed((x, x[:, 0]))
 engine = pickle.loads(pickle.dumps(engine))
 for _ in range(2):

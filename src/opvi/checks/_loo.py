@@ -4,7 +4,6 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
-from scipy.special import logsumexp
 
 from opvi.checks._rows import stored
 from opvi.posterior import smooth_weights
@@ -65,7 +64,7 @@ def loo(sampler: Sampler, state: State, key: Seed = 0, n: int = 1000) -> ELPD:
 
     def score(rows: np.ndarray, weight: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         ratios = smooth_weights(-rows * weight)
-        return logsumexp(ratios.log_weights + rows, axis=0), ratios.k
+        return np.logaddexp.reduce(ratios.log_weights + rows, axis=0), ratios.k
 
     return _scored("PSIS-LOO", score, sampler, state, key, n)
 
@@ -86,7 +85,7 @@ def waic(sampler: Sampler, state: State, key: Seed = 0, n: int = 1000) -> ELPD:
     """
 
     def score(rows: np.ndarray, weight: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        return logsumexp(rows, axis=0) - np.log(len(rows)) - rows.var(0), rows.var(0)
+        return np.logaddexp.reduce(rows, axis=0) - np.log(len(rows)) - rows.var(0), rows.var(0)
 
     return _scored("WAIC", score, sampler, state, key, n)
 
@@ -99,7 +98,7 @@ def _scored(method: str, score: Score, sampler: Sampler, state: State, key: Seed
         row, doubt = score(block.log_likelihood, block.weight)
         each.append(row)
         doubts.append(doubt)
-        learnt.append(logsumexp(block.log_likelihood, axis=0) - np.log(len(block.log_likelihood)))
+        learnt.append(np.logaddexp.reduce(block.log_likelihood, axis=0) - np.log(len(block.log_likelihood)))
     pointwise = known.weight * np.concatenate(each)
     rows = len(pointwise)
     total, se = float(pointwise.sum()), float(np.sqrt(rows * pointwise.var()))
