@@ -74,6 +74,12 @@ class Target:
         return getattr(getattr(self.log_likelihood, "of", None), "example", None)
 
     @property
+    def is_network(self) -> bool:
+        """Whether the model is a network with hidden layers, or may be one."""
+        ready_made = hasattr(getattr(self.log_likelihood, "of", None), "apply")
+        return ready_made if self.architecture is None else len(self.architecture.mlp.shapes) > 1
+
+    @property
     def most_kept(self) -> int | None:
         """How many rows are worth keeping at most, if the model knows: few where each is a whole data set."""
         return getattr(getattr(self.log_likelihood, "of", None), "most_kept", None)

@@ -9,7 +9,7 @@ from opvi._steps import NOT_THE_POSTERIOR
 from opvi.filters import AdaptiveNoise, gauss_newton, ibis, kfac, sl_opvi
 from opvi.filters._gauss_newton import blocks_for
 from opvi.filters._prior import GaussianPrior, gaussian_prior
-from opvi.filters.ibis import MEMORY
+from opvi.filters.ibis._ibis import MEMORY
 from opvi.flows import first_order
 from opvi.targets import Target
 from opvi.tracking._calibrated import calibrated
@@ -73,7 +73,7 @@ def _choose(
     target: Target, memory: float, example: Data, particles: int | None, half_life: float | None, budget: float
 ) -> Sampler:
     d = target.dim
-    hidden = target.architecture is not None and len(target.architecture.mlp.shapes) > 1
+    hidden = target.is_network
     if memory and d <= (FEW if hidden else MOST):
         made = ibis(target, memory=memory, half_life=half_life, particles=particles, example=example)
         cost = made.particles * d * OPERATIONS / 1e6

@@ -6,8 +6,23 @@ from functools import partial
 from typing import NamedTuple
 
 from opvi._forks import Unforked
-from opvi._steps import posterior_draws
-from opvi.types import Array, Batch, Info, Key, Particles, Predicted, Prediction, Sampler, Scalar, Start, State, Tree
+from opvi._steps import posterior_draws, posterior_of
+from opvi.posterior import Posterior
+from opvi.types import (
+    Array,
+    Batch,
+    Info,
+    Key,
+    Particles,
+    Predicted,
+    Prediction,
+    Sampler,
+    Scalar,
+    Seed,
+    Start,
+    State,
+    Tree,
+)
 
 
 class Wrapped(NamedTuple):
@@ -67,6 +82,15 @@ class Wrapper(Unforked):
     def draws(self, state: Wrapped, key: Key, n: int) -> Particles:
         """Return n draws from the sampler's posterior."""
         return posterior_draws(self.sampler, state.inner, key, n)
+
+    def posterior(self, state: Wrapped, key: Seed = 0, n: int = 1000) -> Posterior:
+        """Return n named draws from the sampler's posterior."""
+        return posterior_of(self, state, key, n)
+
+    @property
+    def stored_rows(self) -> Callable[..., object]:
+        """The rows that the sampler stores. Missing, as an attribute, where the sampler stores none."""
+        return partial(_passed, self.sampler.stored_rows)  # type: ignore[attr-defined]
 
     @property
     def diagnosis(self) -> Callable[..., object]:

@@ -61,6 +61,7 @@ from opvi.filters.ibis._storage import (
 from opvi.filters.ibis._sums import IMPOSSIBLE, Quadratic, row_likelihoods
 from opvi.predictive import Predictive
 from opvi.targets import Target, cast, check_batch
+from opvi.targets._prior import draw_gaussian
 from opvi.types import Array, Batch, Data, Key, Particles, Scalar, Seed, Start, Tree, as_key
 
 MEMORY = 64e6  # bytes
@@ -131,6 +132,8 @@ class IBIS(TargetSampler):
     def step(self, key: Key, state: IBISState, batch: Batch) -> tuple[IBISState, StepInfo]:
         """Learn from a batch."""
         batch = cast(batch, state.particles.dtype)
+        if isinstance(batch.data, list) and isinstance(state.storage.data, tuple) and len(state.storage.weight):
+            batch = batch._replace(data=tuple(batch.data))
         if len(state.storage.weight):
             check_example(state.storage.data, batch.data)
         check_batch(self.target, state.particles[0], batch)
@@ -279,9 +282,8 @@ def _lost(state: IBISState, draws: np.ndarray, misfit: float) -> float:
 
 def _prior_draws(target: Target, key: Key, x: Particles, n: int) -> Particles:
     """Return draws from the prior where it is Gaussian, else starting particles, which are as near as is known."""
-    if gaussian_prior(target) is None:
-        return dealt(x, key, n)
-    return _start(target, x).draws(key, n)
+    prior = gaussian_prior(target)
+    return dealt(x, key, n) if prior is None else draw_gaussian(prior, key, n, x.dtype)
 
 
 class _Tempered(NamedTuple):
