@@ -20,7 +20,7 @@ import numpy as np
 import opvi
 from benchmarks.machine import machine
 from benchmarks.stamp import stamp
-from opvi.tracking import _calibration as calibration
+from opvi.tracking._mixing import _numbers as calibration
 
 SEEDS = (1, 2, 3)
 FIRST, WINDOW, ROWS, COLUMNS, BATCH = 200, 500, 5200, 6, 20

@@ -10,7 +10,8 @@ import numpy as np
 
 import opvi
 from opvi import metrics
-from opvi.tracking import _calibration as calibration
+from opvi.tracking._mixing import _members as members
+from opvi.tracking._mixing import _numbers as numbers
 from opvi.tracking import _temperature as temperature
 from paper import classification
 from paper.regression import BATCH
@@ -62,23 +63,37 @@ def timed(function: Callable[..., Any], *arguments: Any) -> tuple[Any, float]:
 # --- regression -------------------------------------------------------------------------------
 
 
+class Head(NamedTuple):
+    """opvi's weights of members and its head for numbers, as rivals have them on top."""
+
+    members: members.Members
+    numbers: numbers.NumbersState
+
+    def describe(self, mean: Any, variance: Any, x: Any) -> numbers.Combined:
+        """Return what members predict together."""
+        return numbers.describe(self.numbers, *members.combine(self.members, mean, variance), x)
+
+
 @jax.jit
-def _learn_head(known: calibration.Calibration, batches: Any) -> calibration.Calibration:
+def _learn_head(known: Head, batches: Any) -> Head:
     """Let the head learn from every batch's errors, in the order of the stream."""
 
-    def one(known: calibration.Calibration, batch: Any) -> tuple[calibration.Calibration, None]:
+    def one(known: Head, batch: Any) -> tuple[Head, None]:
         mean, variance, x, y, weight = batch
-        combined = calibration.combine(known, mean, variance, x)
-        return calibration.learn(known, combined, mean, variance, x, y, weight), None
+        combined = known.describe(mean, variance, x)
+        scores = numbers.scored(known.numbers, combined, y)
+        head = numbers.learn(known.numbers, combined, scores, x, y, weight)
+        return Head(members.learn(known.members, y[None] - mean, weight), head), None
 
     return jax.lax.scan(one, known, batches)[0]
 
 
 def judged(split: Scaled, before: Forecast, test: Forecast) -> Record:
     """Errors on the test rows; `before` was forecast row by row, or batch by batch, before learning."""
-    head = _learn_head(calibration.start(len(before.mean), split.X.shape[1], jnp.float32), _batches(split, before))
-    one = calibration.combine(head, *(jnp.asarray(a, jnp.float32) for a in (test.mean, test.variance, split.X_test)))
-    parts = calibration.predictive(head, one)
+    start = Head(members.start(len(before.mean), jnp.float32), numbers.start(split.X.shape[1], jnp.float32))
+    head = _learn_head(start, _batches(split, before))
+    one = head.describe(*(jnp.asarray(a, jnp.float32) for a in (test.mean, test.variance, split.X_test)))
+    parts = numbers.predictive(head.numbers, one)
     variances = {"variance": parts.variance * split.sd**2, "spread": parts.spread * split.sd**2}
     predictive = opvi.Predictive(parts._replace(mean=parts.mean * split.sd + split.mean, **variances))
     y = jnp.asarray(split.y_test, jnp.float32)

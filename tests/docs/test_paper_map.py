@@ -181,4 +181,5 @@ def test_an_extension_takes_at_most_25_lines():
     for block in blocks:
         parts = [part for part in re.split(r"\n\n\n", block) if re.match(r"(?:class|def|@)", part.lstrip())]
         code = [line for part in parts for line in part.splitlines() if line.strip()]
+        code = code or [line for line in block.splitlines() if line.strip()]  # of parts that others define
         assert 0 < len(code) <= 25, block

@@ -242,10 +242,10 @@ class Engine:
         """Learn stacked batches `[rounds, rows, ...]`; return the sampler's Info, leaves `[rounds, ...]`."""
         state, infos = self.state, []
         chunks = list(self._chunks(batches))
-        where = 4 if self.in_place else None
-        learners = {
-            quick: program(advanced, 3, quick, where, isinstance(self.sampler, StoresRows)) for _, _, quick in chunks
-        }
+        settings: tuple[Any, ...] = (4,) if self.in_place else ()
+        if isinstance(self.sampler, StoresRows):
+            settings = (4 if self.in_place else None, True)
+        learners = {quick: program(advanced, 3, quick, *settings) for _, _, quick in chunks}
         with one_blas_thread():
             for chunk, count, quick in chunks:
                 learn = learners[quick]
