@@ -10,9 +10,9 @@ import numpy as np
 
 import opvi
 from opvi import metrics
+from opvi.tracking import _temperature as temperature
 from opvi.tracking._mixing import _members as members
 from opvi.tracking._mixing import _numbers as numbers
-from opvi.tracking import _temperature as temperature
 from paper import classification
 from paper.regression import BATCH
 from paper.results import Record
