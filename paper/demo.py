@@ -11,7 +11,7 @@ import numpy as np
 
 import opvi
 from paper import moving
-from paper.mixture import GridPosterior, exact_posterior, to_midpoint_gap, tracking_error
+from paper.mixture import GridPosterior, by_weight, exact_posterior, to_midpoint_gap, tracking_error
 
 ROUNDS, ROWS, PARTICLES = 500, 10_000, 100
 SHOWN = (10, 100, 500)  # rounds
@@ -108,7 +108,7 @@ def main(arguments: list[str] | None = None) -> None:
         rounds=ROUNDS,
         rows=ROWS,
         particles=jax.random.normal(jax.random.key(options.seed), (PARTICLES, 2)),  # the authors' start
-        record=lambda state, info, batch: state.particles,
+        record=lambda state, info, batch: by_weight(state, PARTICLES),
         progress=True,
     )
     print("Computing the exact posterior on a grid …", flush=True)

@@ -102,6 +102,17 @@ def _grid(midpoints: Any, gaps: Any, x: Any, w: Any, variance: Any, prior: Any) 
     return jax.lax.map(one, midpoints)
 
 
+def by_weight(state: Any, n: int) -> Any:
+    """Return n of a sampler's particles, in proportion to their weights, by systematic resampling."""
+    x = state.particles
+    log_weights = getattr(state, "log_weights", None)
+    if log_weights is None:
+        return x
+    share = jnp.cumsum(jax.nn.softmax(log_weights))
+    places = (jnp.arange(n, dtype=x.dtype) + 0.5) / n
+    return x[jnp.searchsorted(share / share[-1], places).clip(0, len(x) - 1)]
+
+
 def tracking_error(
     particles: Any, posterior: GridPosterior, *, folded: bool = True, draws: int = 8, seed: int = 0
 ) -> float:

@@ -12,7 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 
 import opvi
-from paper.mixture import GridPosterior, to_midpoint_gap, to_theta, tracking_error
+from paper.mixture import GridPosterior, by_weight, to_midpoint_gap, to_theta, tracking_error
 
 LAP, FRAMES = 400, 100  # rounds in which the truth goes around once, and pictures of a lap
 BATCH, HALF_LIFE, PARTICLES = 20, 300.0, 100  # rows, rows, and how many
@@ -101,7 +101,7 @@ def follow(seed: int) -> Lap:
 
 
 def _positions(state: Any, info: Any, batch: Any) -> Any:
-    return state.particles
+    return by_weight(state, PARTICLES)
 
 
 def summary(lap: Lap) -> dict[str, Any]:

@@ -92,5 +92,5 @@ def test_room_is_enough_and_has_few_sizes(count, coming):
     data = np.zeros((1, 9), np.float32)
     room = room_needed(limits, data, count, coming, 20)
     assert room >= count + coming + 20
-    assert np.log(room / 4096) / np.log(4) == pytest.approx(round(np.log(room / 4096) / np.log(4)))
+    assert np.log(room / 16_384) / np.log(4) == pytest.approx(round(np.log(room / 16_384) / np.log(4)))
     assert room_needed(Limits(50, None), data, count + 50, coming, 20) == 50 + 32, "never more than the memory"

@@ -34,6 +34,7 @@ FIRST_STEP = 0.4  # of a trajectory, in standard deviations
 SMALLEST_STEP, LARGEST_STEP = 1e-3, 0.8
 QUARTER = math.pi / 2  # the length of a trajectory, after which a Gaussian's start is forgotten
 SHORTEST, LONGEST = 0.6, 1.2  # times the step: trajectories of one length would return to where they began
+EARLY, SATURATED = 2, 1.3  # moves, and the growth of a squared distance since then below which it is that of a mode
 PATIENCE, LONG = 5, 4.0  # moves after which trajectories become so many times as long: bent densities need it
 MOST_LEAPS = 64
 FEWEST_MOVES = 2
@@ -130,6 +131,8 @@ class Chains(NamedTuple):
     moves: Array
     unseen: Array  # whether the values are still to be computed
     patient: Array  # False once trajectories of the usual length have not been enough
+    turn: Array  # moves since they began to forget
+    early: Array  # [d]: mean squared distance from where they began, after two of these
 
 
 def weighted_moments(x: Particles, log_weights: Array) -> tuple[Array, Array, Scalar]:
@@ -244,7 +247,13 @@ def move_chains(target: Target, key: Key, density: Density, frame: Frame, began:
     error = jnp.std(jnp.where(jnp.isfinite(value), value - of_surrogate, 0))
     good = ~first | (error < LARGEST_ERROR) & (jnp.isfinite(value).mean() > MOSTLY)
     sample = surrogate.sample._replace(alone=alone & good)
-    correlation = correlations(began, frame.into(x))
+    turn = chains.turn + jnp.where(first, 0, 1)
+    distance = ((frame.into(x) - began) ** 2).mean(0)
+    early = jnp.where(turn == EARLY, distance, chains.early)
+    # What moves within modes does not forget in which of them it began, and comes no farther after five moves than
+    # after two; what is only slow does.
+    within = (turn >= PATIENCE) & (distance < SATURATED * early) & (distance > (2 * step) ** 2)
+    correlation = jnp.where(within, 0, correlations(began, frame.into(x)))
     return Chains(
         x,
         jnp.where(yes, value, chains.value),
@@ -257,6 +266,8 @@ def move_chains(target: Target, key: Key, density: Density, frame: Frame, began:
         chains.moves + 1,
         alone & ~good,
         chains.patient,
+        turn,
+        early,
     )
 
 
@@ -269,21 +280,9 @@ def correlations(then: Array, now: Array) -> Array:
 
 def begin_chains(x: Particles, surrogate: Surrogate, step: Scalar) -> Chains:
     """Return chains that have not moved yet."""
-    one = jnp.ones((), x.dtype)
-    value = jnp.zeros(len(x), x.dtype)
-    return Chains(
-        x,
-        value,
-        value,
-        surrogate,
-        step,
-        one,
-        one,
-        one,
-        jnp.zeros((), jnp.int32),
-        jnp.ones((), bool),
-        jnp.ones((), bool),
-    )
+    one, none = jnp.ones((), x.dtype), jnp.zeros((), jnp.int32)
+    value, yes = jnp.zeros(len(x), x.dtype), jnp.ones((), bool)
+    return Chains(x, value, value, surrogate, step, one, one, one, none, yes, yes, none, jnp.zeros_like(x[0]))
 
 
 def anchor(target: Target, density: Density, at: Array, cov: Array) -> Density:
@@ -371,6 +370,7 @@ def move_until_forgotten(
 ) -> Chains:
     """Move chains until their correlation with where they began is small."""
     began, start = frame.into(chains.x), chains.moves
+    chains = chains._replace(turn=jnp.zeros_like(chains.turn))
 
     def unsettled(at: Chains) -> Array:
         enough = (at.moves - start > FEWEST_MOVES) & (at.accepted > FEWEST_ACCEPTED)
@@ -378,7 +378,7 @@ def move_until_forgotten(
         return (at.moves - start <= limits.moves) & ~enough
 
     def move(at: Chains) -> Chains:
-        at = at._replace(patient=at.patient & (at.moves - start <= PATIENCE))
+        at = at._replace(patient=at.patient & (at.turn <= PATIENCE))
         return move_chains(target, key, density, frame, began, at)
 
     return jax.lax.while_loop(unsettled, move, chains)

@@ -13,7 +13,7 @@ from opvi.targets import Target
 from opvi.types import Array, Batch, Data, Key, Scalar
 
 FADED = 1e-3  # rows of a smaller weight leave
-FIRST_ROOM = 4096  # rows that there is room for at first; a multiple of `BLOCK`
+FIRST_ROOM = 16_384  # rows that there is room for at first; a multiple of `BLOCK`
 FIRST_BYTES = 4_000_000  # that they may take
 GROWTH = 4  # of the room, whenever it is used up: each size is another program
 
