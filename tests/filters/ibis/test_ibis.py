@@ -249,13 +249,14 @@ def grid_moments(target, data):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("model", MODELS, ids=lambda model: model.__name__[1:])
-def test_a_grid_agrees_in_every_order(model):
+def test_a_grid_agrees_in_awkward_orders(model):
+    """In two orders; `benchmarks.orders` has all five, which take minutes without optimised programs."""
     x, y, rows, residual = model(np.random.default_rng(11))
     target = opvi.target(lambda w: -(w @ w) / 8, rows, lambda key: 2 * jax.random.normal(key, (2,)))
     data = (x.astype(np.float32), y.astype(np.float32))
     mean, sd = grid_moments(target, data)
     sampler = opvi.tracker(target)
-    for order in ORDERS:
+    for order in ("by y", "by residual"):
         at = order_of(order, x, y, residual)
         state = learn(sampler, jax.tree.map(lambda a, at=at: a[at], data))
         check_draws(sampler.draws(state, 1, DRAWS), mean, sd)
