@@ -65,7 +65,13 @@ gc.disable()  # while tests are loaded, of which nothing can be collected
 
 # The files that take longest, in about that order: a long one that comes last would leave a core idle.
 LONG = (
-    *("docs/test_docs.py", "test_samplers.py", "adapters/test_river.py", "app/test_learning.py"),
+    *(
+        "docs/test_docs.py",
+        "filters/ibis/test_ibis.py",
+        "test_samplers.py",
+        "adapters/test_river.py",
+        "app/test_learning.py",
+    ),
     *("adapters/test_sklearn.py", "tracking/test_regressor.py", "app/test_serve_process.py"),
     *("tracking/test_wrapped.py", "test_calibration.py", "filters/test_sl_opvi.py", "tracking/test_change.py"),
     *("scale/test_sharding.py", "tracking/test_classifier.py", "filters/test_survival.py", "filters/test_draws.py"),
