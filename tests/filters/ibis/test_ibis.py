@@ -4,7 +4,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from jax.scipy.special import gammaln
 
 import opvi
 
@@ -199,17 +198,6 @@ def _student(rng):
     return x, y, rows, -np.abs(y)
 
 
-def _negative_binomial(rng):
-    x = rng.normal(size=(2000, 1))
-    y = rng.poisson(np.exp(0.8) * rng.gamma(1.5, 1 / 1.5, size=2000))
-
-    def rows(w, r):
-        k, mean = jnp.exp(w[1]), jnp.exp(w[0])
-        return gammaln(r[1] + k) - gammaln(k) + k * w[1] - (r[1] + k) * jnp.log(k + mean) + r[1] * w[0]
-
-    return x, y, rows, -y
-
-
 def _weibull(rng):
     x = rng.normal(size=(2000, 1))
     y = 2 * rng.weibull(1.5, size=2000)
@@ -221,7 +209,7 @@ def _weibull(rng):
     return x, y, rows, np.abs(y - y.mean())
 
 
-MODELS = (_poisson, _logistic, _student, _negative_binomial, _weibull)
+MODELS = (_poisson, _logistic, _student, _weibull)
 
 
 def grid_moments(target, data):
